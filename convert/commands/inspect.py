@@ -1,0 +1,91 @@
+"""``gemma-convert inspect``: what lies at a path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gemma_convert.console import output_options, print_json, size_text
+
+
+@click.command("inspect")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--step", type=int, help="Step of an Orbax root; the newest finished if left out.")
+@click.option("--tensors", is_flag=True, help="List every tensor with dtype and shape.")
+@output_options
+def command(path: Path, step: int | None, tensors: bool, as_json: bool, quiet: bool) -> None:
+    """Tell what lies at PATH, from headers alone.
+
+    Understands Orbax checkpoints, safetensors files, Hugging Face directories and PEFT adapters:
+    format, layout, model, dtypes, LoRA ranks and alpha, steps, and where config.json and tensors
+    disagree.
+
+    \b
+    Example:
+      gemma-convert inspect runs/sft/1244 --tensors
+    """
+    from gemma_convert.convert.inspect import inspect, tensor_list
+    from gemma_convert.convert.readers import open_checkpoint
+
+    checkpoint = open_checkpoint(path, step)
+    report = inspect(checkpoint)
+    if tensors:
+        report["tensor_list"] = tensor_list(checkpoint)
+    if as_json:
+        print_json(report)
+    elif not quiet:
+        _show(report)
+
+
+def _show(report: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, text in _rows(report):
+        table.add_row(label, text)
+    console = Console(markup=False, highlight=False)
+    console.print(table)
+    for tensor in report.get("tensor_list", ()):
+        console.print(f"{tensor['name']}  {tensor['dtype']}  {tensor['shape']}", soft_wrap=True)
+
+
+def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [("path", report["path"]), ("format", report["format"])]
+    layout, model, adapter = report["layout"], report["model"], report["adapter"]
+    if layout:
+        prefix = f", prefix {layout['prefix']}" if layout["prefix"] else ""
+        rows.append(("layout", f"{layout['name']}{prefix} ({layout['evidence']})"))
+    else:
+        rows.append(("layout", "none known here"))
+    if model:
+        name = f"{model['name']}, " if model["name"] else ""
+        text = f"{name}{model['family']}, {model['layers']} layers ({model['evidence']})"
+        sizes = ", ".join(f"{a} {'/'.join(map(str, s))}" for a, s in model["sizes"].items())
+        rows += [("model", text), ("sizes", sizes)]
+    dtypes = ", ".join(f"{count:,} {dtype}" for dtype, count in report["dtypes"].items())
+    rows.append(("parameters", f"{dtypes} in {report['tensors']} tensors"))
+    rows.append(("bytes", size_text(report["bytes"])))
+    if adapter:
+        ranks = ", ".join(f"{n} of rank {r}" for r, n in adapter["ranks"].items())
+        alpha = f"alpha {adapter['alpha']}" if adapter["alpha"] is not None else "alpha not stored"
+        rows.append(("adapter", f"{adapter['kind']}: {adapter['pairs']} pairs, {ranks}; {alpha}"))
+    if report["steps"]:
+        rows.append(("step", _step_text(report["steps"])))
+    if report["side_files"]:
+        rows.append(("side files", ", ".join(report["side_files"])))
+    rows += [("not read", f"{name}: {reason}") for name, reason in report["not_read"].items()]
+    rows += [("note", note) for note in report["notes"]]
+    rows += [("DISAGREES", text) for text in report["disagreements"][:20]]
+    return rows
+
+
+def _step_text(steps: dict[str, Any]) -> str:
+    step = "none" if steps["step"] is None else str(steps["step"])
+    there = f" of {', '.join(map(str, steps['steps']))}" if steps["steps"] else ""
+    item = f", item {steps['item']}" if steps["item"] else ""
+    return f"{step}{there}{item}"

@@ -1,0 +1,47 @@
+"""The errors of gemma-convert.
+
+    GemmaConvertError        what went wrong, in one line that names the remedy
+    |- InputError            a file or directory that cannot be trusted or read
+    |- ConfigError           a config.json that is missing, unknown or contradicts the tensors
+    |- LayoutError           names or shapes that do not fit the layout
+    |- AdapterError          LoRA factors that do not fit the base, or whose scale is unknown
+    `- OutputError           an output that exists, does not fit on the disk, or read back wrong
+
+The command line prints the message and exits 1; a traceback appears only with ``--debug``.
+"""
+
+from __future__ import annotations
+
+
+class GemmaConvertError(Exception):
+    """Base of every error raised on purpose.
+
+    Args:
+        what: What is wrong: the tensor or file, what was expected, what was found.
+        remedy: What the user can do about it.
+    """
+
+    def __init__(self, what: str, remedy: str = "") -> None:
+        super().__init__(f"{what}; {remedy}" if remedy else what)
+        self.what = what
+        self.remedy = remedy
+
+
+class InputError(GemmaConvertError):
+    """A file or directory that cannot be trusted or read."""
+
+
+class ConfigError(GemmaConvertError):
+    """A config that is missing, unknown, or contradicts the tensors."""
+
+
+class LayoutError(GemmaConvertError):
+    """Tensor names or shapes that do not fit the layout."""
+
+
+class AdapterError(GemmaConvertError):
+    """LoRA factors that do not fit the base, or whose scale is unknown."""
+
+
+class OutputError(GemmaConvertError):
+    """An output that exists, does not fit on the disk, or read back wrong."""

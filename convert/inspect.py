@@ -1,0 +1,168 @@
+"""What lies at a path, told from headers alone: format, layout, model, adapters, disagreements."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from gemma_convert.convert import dtypes
+from gemma_convert.convert.checkpoint import Checkpoint
+from gemma_convert.convert.errors import AdapterError, ConfigError
+from gemma_convert.convert.infer import guess, weight_shape
+from gemma_convert.convert.layouts import Spelling
+from gemma_convert.convert.model import Model, read_model, text_config
+from gemma_convert.convert.registry import explain, families
+from gemma_convert.convert.relayout import disagreements
+from gemma_convert.surgery.adapter import Pair, split_factors
+
+
+def inspect(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Describe ``checkpoint`` as plain data, ready for JSON."""
+    weights, pairs, problems = _factors(checkpoint)
+    names = list(weights) or list(pairs)
+    evidence = explain(names)
+    report: dict[str, Any] = {
+        "path": checkpoint.source,
+        "format": checkpoint.format,
+        "tensors": len(checkpoint),
+        "parameters": sum(tensor.size for tensor in checkpoint.values()),
+        "bytes": checkpoint.nbytes,
+        "dtypes": _by_dtype(checkpoint),
+        "layout": None,
+        "model": None,
+        "adapter": None,
+        "steps": _steps(checkpoint),
+        "side_files": sorted(checkpoint.files),
+        "disagreements": problems,
+        "notes": list(checkpoint.notes),
+        "not_read": dict(checkpoint.dropped),
+    }
+    if evidence:
+        best = evidence[0]
+        report["layout"] = {
+            "name": best.spelling.layout.name,
+            "prefix": best.spelling.prefix,
+            "evidence": str(best),
+        }
+        report["model"] = _model(checkpoint, weights, pairs, best.spelling, problems)
+    if pairs:
+        report["adapter"] = _adapter(checkpoint, pairs)
+    elif "adapter_config" in checkpoint.metadata:
+        report["adapter"] = _peft(checkpoint)
+    return report
+
+
+def tensor_list(checkpoint: Checkpoint) -> list[dict[str, Any]]:
+    """Name, dtype and shape of every tensor."""
+    return [
+        {"name": name, "dtype": str(tensor.dtype), "shape": list(tensor.shape)}
+        for name, tensor in checkpoint.items()
+    ]
+
+
+def _factors(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Pair], list[str]]:
+    try:
+        weights, pairs = split_factors(checkpoint)
+    except AdapterError as error:
+        return checkpoint, {}, [str(error)]
+    return weights, pairs, []
+
+
+def _by_dtype(checkpoint: Checkpoint) -> dict[str, int]:
+    counted: Counter[str] = Counter()
+    for tensor in checkpoint.values():
+        counted[str(tensor.dtype)] += tensor.size
+    return dict(counted.most_common())
+
+
+def _steps(checkpoint: Checkpoint) -> dict[str, Any] | None:
+    if checkpoint.format != "orbax":
+        return None
+    return {key: checkpoint.metadata.get(key) for key in ("step", "steps", "item", "items")}
+
+
+def _model(
+    checkpoint: Checkpoint,
+    weights: Checkpoint,
+    pairs: dict[str, Pair],
+    spelling: Spelling,
+    problems: list[str],
+) -> dict[str, Any] | None:
+    if not checkpoint.config:
+        return _guessed(weights, pairs, spelling)
+    try:
+        model = read_model(checkpoint.config, families())
+    except ConfigError as error:
+        problems.append(str(error))
+        return None
+    text = {n: t for n, t in weights.items() if n.startswith(spelling.prefix)}
+    problems += disagreements(checkpoint.replace(tensors=text), model, spelling)
+    problems += _dtype_disagreement(checkpoint)
+    return {
+        "family": model.family.name,
+        "name": model.name,
+        "layers": len(model.layers),
+        "sizes": _sizes(model),
+        "evidence": f"config.json: model_type {checkpoint.config.get('model_type')}",
+    }
+
+
+def _guessed(weights: Checkpoint, pairs: dict[str, Pair], spelling: Spelling) -> dict[str, Any]:
+    shapes = {name: tensor.shape for name, tensor in weights.items()}
+    for name, pair in pairs.items():
+        shape = weight_shape(name, pair.a.shape, pair.b.shape, spelling, families())
+        if shape is not None:
+            shapes.setdefault(name, shape)
+    found = guess(shapes, spelling, families())
+    return {
+        "family": " or ".join(found.families),
+        "name": " or ".join(found.models) or None,
+        "layers": found.layers,
+        "sizes": {axis: list(values) for axis, values in found.sizes.items()},
+        "evidence": f"a guess from names and shapes ({len(shapes)} parameters)",
+    }
+
+
+def _sizes(model: Model) -> dict[str, list[int]]:
+    sizes: dict[str, set[int]] = {axis: {size} for axis, size in model.sizes.items()}
+    for layer in model.layers:
+        for axis, size in layer.sizes.items():
+            sizes.setdefault(axis, set()).add(size)
+    return {axis: sorted(values) for axis, values in sizes.items()}
+
+
+def _dtype_disagreement(checkpoint: Checkpoint) -> list[str]:
+    config = text_config(checkpoint.config)
+    stated = config.get("dtype", config.get("torch_dtype"))
+    found = {str(t.dtype) for t in checkpoint.values() if dtypes.is_float(t.dtype)}
+    if isinstance(stated, str) and found and stated not in found:
+        return [f"config.json says dtype {stated}, the tensors are {', '.join(sorted(found))}"]
+    return []
+
+
+def _adapter(checkpoint: Checkpoint, pairs: dict[str, Pair]) -> dict[str, Any]:
+    custom = checkpoint.metadata.get("custom_metadata") or {}
+    nested = custom.get("lora") or {}
+    return {
+        "kind": "lora factors in the tree",
+        "pairs": len(pairs),
+        "ranks": dict(Counter(str(pair.rank) for pair in pairs.values())),
+        "alpha": nested.get("alpha", custom.get("lora_alpha", custom.get("alpha"))),
+        "rank_by_module": {name: pair.rank for name, pair in pairs.items()},
+    }
+
+
+def _peft(checkpoint: Checkpoint) -> dict[str, Any]:
+    config = checkpoint.metadata["adapter_config"]
+    ranks = {
+        name: tensor.shape[0]
+        for name, tensor in checkpoint.items()
+        if ".lora_A." in name and tensor.shape
+    }
+    return {
+        "kind": f"PEFT {config.get('peft_type', '?')}",
+        "pairs": len(ranks),
+        "ranks": dict(Counter(map(str, ranks.values()))),
+        "alpha": config.get("lora_alpha"),
+        "rank_by_module": ranks,
+    }

@@ -1,0 +1,140 @@
+"""The ledger of a run: what was done to how many tensors, at what cost, from which inputs.
+
+It is written as ``conversion.json`` into the output and shown as a table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import resource
+import shlex
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from gemma_convert import __version__
+from gemma_convert.convert.jobs import Job
+from gemma_convert.convert.tensor import ancestry
+from gemma_convert.surgery.adapter import Adapter
+from gemma_convert.surgery.delta import LowRank, Merged, Survival
+
+LEDGER_NAME = "conversion.json"
+
+_PACKAGES = ("numpy", "ml-dtypes", "einops", "safetensors", "tensorstore", "orbax-checkpoint")
+
+
+def make_ledger(job: Job, command: list[str], seconds: float) -> dict[str, Any]:
+    """Everything that can be said of a finished run but its output files.
+
+    Args:
+        job: What was done; its tensors have been read, so that the merge knows its losses.
+        command: The command line.
+        seconds: Wall time from the plan to the verified output.
+    """
+    plan = job.plan
+    ledger: dict[str, Any] = {
+        "tool": f"gemma-convert {__version__}",
+        "command": shlex.join(command),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions(),
+        "model": {
+            "family": job.model.family.name,
+            "name": job.model.name,
+            "layers": len(job.model.layers),
+        },
+        "inputs": [
+            {"path": s.source, "format": s.format, "fingerprint": dict(s.fingerprint)}
+            for s in plan.sources
+        ],
+        "counts": plan.counts,
+        "dropped": dict(plan.dropped),
+        "bytes": plan.target.nbytes,
+        "seconds": round(seconds, 3),
+        "peak_memory_bytes": peak_memory(),
+        "tensors": {
+            name: {
+                "action": plan.actions[name],
+                "dtype": str(tensor.dtype),
+                "shape": list(tensor.shape),
+            }
+            for name, tensor in plan.target.items()
+        },
+    }
+    if job.adapter is not None:
+        ledger["adapter"] = _adapter(job, job.adapter)
+    return ledger
+
+
+def _adapter(job: Job, adapter: Adapter) -> dict[str, Any]:
+    """Pairs found, applied and changed, and what the rounding left of their deltas."""
+    merged = {n: t for n, t in job.plan.target.items() if isinstance(t, Merged)}
+    applied: set[int] = set()
+    unchanged: set[int] = set()
+    for tensor in merged.values():
+        pairs = {id(step.pair) for step in ancestry(tensor) if isinstance(step, LowRank)}
+        applied |= pairs
+        if not tensor.survival.changed:
+            unchanged |= pairs
+    total = sum((tensor.survival for tensor in merged.values()), Survival())
+    return {
+        "source": adapter.source,
+        "alpha": adapter.alpha,
+        "ranks": sorted({pair.rank for pair in adapter.pairs.values()}),
+        "pairs_found": len(adapter.pairs),
+        "pairs_applied": len(applied),
+        "pairs_changed": len(applied - unchanged),
+        "factors_sha256": factors_digest(adapter),
+        "survival": _survival(total),
+        "survival_by_tensor": {name: _survival(t.survival) for name, t in merged.items()},
+    }
+
+
+def _survival(survival: Survival) -> dict[str, Any]:
+    return {
+        "relative_error": survival.relative_error,
+        "weights_changed": survival.changed,
+        "weights": survival.size,
+    }
+
+
+def factors_digest(adapter: Adapter) -> str:
+    """sha256 over the names and values of all factors."""
+    digest = hashlib.sha256()
+    for name, pair in sorted(adapter.pairs.items()):
+        for factor in (pair.a, pair.b):
+            digest.update(f"{name} {factor.dtype} {factor.shape}".encode())
+            digest.update(factor.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that touch the numbers."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        found[package] = metadata.version(package)
+    return found
+
+
+def peak_memory() -> int:
+    """Largest resident set of this process so far, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def file_digests(directory: Path, known: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Size and sha256 of every file below ``directory``; those in ``known`` are not read again."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(p for p in directory.rglob("*") if p.is_file()):
+        name = str(path.relative_to(directory))
+        digest = known.get(name) or _digest(path)
+        found[name] = {"bytes": path.stat().st_size, "sha256": digest}
+    return found
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,180 @@
+"""A model's dimensions, read from config.json.
+
+Keys that config.json leaves out take the value that transformers assumes for that ``model_type``.
+``text_config`` wins over the top level. What the tensors say is checked against this when a plan
+is made; nothing is inferred silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gemma_convert.convert.errors import ConfigError
+from gemma_convert.convert.rows import Family, Layer, Row
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A row at one place of one model: a logical parameter whose axes have sizes."""
+
+    row: Row
+    index: int | None
+    sizes: Mapping[str, int]
+
+    def parts(self, layout: str) -> list[tuple[str, dict[str, int]]]:
+        """The tensors that hold it in ``layout``.
+
+        Returns:
+            Name (without the spelling's prefix) and, for each axis that the name spells by a word,
+            the position it stands for; in the order of that axis.
+        """
+        template = self.row.cells[layout].template
+        layer = {} if self.index is None else {"i": self.index}
+        spelled: list[dict[str, int]] = [{}]
+        for axis, words in template.words.items():
+            spelled = [{**at, axis: i} for at in spelled for i in range(len(words))]
+        return [(template.format({**layer, **at}), at) for at in spelled]
+
+    def __str__(self) -> str:
+        return self.row.name if self.index is None else f"{self.row.name} of layer {self.index}"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A family at the dimensions of one config.
+
+    Attributes:
+        family: Its rows.
+        layers: What each layer is, with the sizes of its axes.
+        sizes: Sizes of the axes outside the layers.
+        tied: Whether the head is the embedding.
+        name: The public model of these dimensions, if it is one.
+    """
+
+    family: Family
+    layers: tuple[Layer, ...]
+    sizes: Mapping[str, int]
+    tied: bool
+    name: str | None
+
+    def parameters(self) -> list[Parameter]:
+        """Every logical parameter of the model: the embedder's, then layer by layer."""
+        rows = self.family.rows
+        found = [
+            Parameter(r, None, self._with_words(r, self.sizes)) for r in rows if not r.per_layer
+        ]
+        for layer in self.layers:
+            found += [
+                Parameter(r, layer.index, self._with_words(r, layer.sizes))
+                for r in rows
+                if r.per_layer and r.where(layer)
+            ]
+        return found
+
+    @staticmethod
+    def _with_words(row: Row, sizes: Mapping[str, int]) -> dict[str, int]:
+        words = {
+            axis: len(spelled)
+            for cell in row.cells.values()
+            for axis, spelled in cell.template.words.items()
+        }
+        return {**sizes, **words}
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of config.json that describes the text model."""
+    nested = config.get("text_config")
+    return nested if isinstance(nested, Mapping) else config
+
+
+def read_model(config: Mapping[str, Any], families: Mapping[str, Family]) -> Model:
+    """Read the dimensions of a model from ``config`` (a parsed config.json).
+
+    Raises:
+        ConfigError: If its model_type is not known, a dimension is not a positive number, or it
+            asks for parameters that the family's rows do not have yet.
+    """
+    family = _family(config, families)
+    values = {**family.defaults, **text_config(config)}
+    for key, what in family.unsupported.items():
+        if values.get(key):
+            raise ConfigError(
+                f"config.json: {key} = {values[key]}: {what} are not supported yet",
+                f"models that work: {', '.join(family.models)}",
+            )
+    layers = tuple(_layer(i, kind, values) for i, kind in enumerate(_layer_types(values)))
+    return Model(
+        family=family,
+        layers=layers,
+        sizes={"v": _positive(values, "vocab_size"), "d": _positive(values, "hidden_size")},
+        tied=bool(config.get("tie_word_embeddings", values["tie_word_embeddings"])),
+        name=_public_name(family, values),
+    )
+
+
+def _family(config: Mapping[str, Any], families: Mapping[str, Family]) -> Family:
+    found = [config.get("model_type"), text_config(config).get("model_type")]
+    for family in families.values():
+        if any(model_type in family.model_types for model_type in found):
+            return family
+    known = ", ".join(t for family in families.values() for t in family.model_types)
+    raise ConfigError(
+        f"config.json: model_type {found[0]!r} is not a family known here",
+        f"known: {known}",
+    )
+
+
+def _layer(index: int, kind: str, values: Mapping[str, Any]) -> Layer:
+    """One layer; Gemma 4's global layers have dimensions of their own (modeling_gemma4.py)."""
+    is_global = kind == "full_attention"
+    value_is_key = is_global and bool(values.get("attention_k_eq_v"))
+    head_dim = "global_head_dim" if is_global and values.get("global_head_dim") else "head_dim"
+    kv_heads = "num_key_value_heads"
+    if value_is_key and values.get("num_global_key_value_heads"):
+        kv_heads = "num_global_key_value_heads"
+    keys = {
+        "d": "hidden_size",
+        "n": "num_attention_heads",
+        "k": kv_heads,
+        "h": head_dim,
+        "f": "intermediate_size",
+    }
+    sizes = {axis: _positive(values, key) for axis, key in keys.items()}
+    return Layer(index, is_global, value_is_key, sizes)
+
+
+def _layer_types(values: Mapping[str, Any]) -> list[str]:
+    count = _positive(values, "num_hidden_layers")
+    kinds = values.get("layer_types")
+    if kinds is None:
+        period = _positive(values, "sliding_window_pattern")
+        kinds = [
+            "sliding_attention" if (i + 1) % period else "full_attention" for i in range(count)
+        ]
+        if values.get("last_layer_is_global"):
+            kinds[-1] = "full_attention"
+    if len(kinds) != count:
+        raise ConfigError(
+            f"config.json: num_hidden_layers is {count} but layer_types has {len(kinds)} entries",
+            "repair the one that is wrong",
+        )
+    unknown = set(kinds) - {"sliding_attention", "full_attention"}
+    if unknown:
+        raise ConfigError(f"config.json: unknown layer_types {sorted(map(str, unknown))}")
+    return list(kinds)
+
+
+def _positive(values: Mapping[str, Any], key: str) -> int:
+    value = values.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise ConfigError(f"config.json: {key} is {value!r}, expected a positive whole number")
+    return value
+
+
+def _public_name(family: Family, values: Mapping[str, Any]) -> str | None:
+    for name, dims in family.models.items():
+        if all(values.get(key) == value for key, value in dims.items()):
+            return name
+    return None

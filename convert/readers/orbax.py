@@ -1,0 +1,170 @@
+"""Open Orbax checkpoints without jax or orbax: ``_METADATA`` for the names, tensorstore for arrays.
+
+So a checkpoint opens anywhere, whatever devices it was saved on. Arrays keep the names they have on
+the disk, the tree's keys joined with dots. Where every name ends in ``.value``, as flax's nnx
+writes them, that ending is removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from gemma_convert.convert.checkpoint import Checkpoint
+from gemma_convert.convert.errors import InputError
+from gemma_convert.convert.readers.jsonfile import read_bytes, read_object
+from gemma_convert.convert.readers.names import in_natural_order
+from gemma_convert.convert.readers.orbax_metadata import (
+    ARRAYS,
+    NOT_ON_DISK,
+    OCDBT_MANIFEST,
+    Leaf,
+    TreeMetadata,
+    custom_metadata,
+    read_tree_metadata,
+)
+from gemma_convert.convert.readers.orbax_steps import STEP_FILE, TREE_FILE, Location, find_tree
+from gemma_convert.convert.readers.orbax_tensor import ChunkCache, OrbaxTensor, damaged
+
+VALUE_SUFFIX = ".value"
+
+_AT_ONCE = 64
+"""Arrays that are being opened at a time."""
+
+
+def open_orbax(path: Path, step: int | None = None, item: str | None = None) -> Checkpoint:
+    """Open a checkpoint's root, one of its steps, an item of a step, or a tree alone.
+
+    The checkpoint's ``metadata`` holds ``custom_metadata`` (of the tree, then of the step),
+    ``step``, ``item``, ``items``, ``steps`` and ``tree_value_suffix``: whether ``.value`` was
+    removed from all names.
+
+    Args:
+        path: The directory.
+        step: The step wanted; by default a root's newest finished one.
+        item: The item wanted; by default ``model_params``, else the one item that holds weights.
+
+    Raises:
+        InputError: Anything unfinished, missing, ambiguous or damaged.
+    """
+    location = find_tree(path, step, item)
+    tree = read_tree_metadata(location.tree)
+    dropped = {
+        leaf.name: NOT_ON_DISK[leaf.kind] for leaf in tree.leaves if leaf.kind in NOT_ON_DISK
+    }
+    leaves = [leaf for leaf in tree.leaves if leaf.name not in dropped]
+    arrays = _open_arrays(location.tree, tree, leaves)
+    dropped |= {
+        leaf.name: f"it is a {leaf.kind} without an array on the disk"
+        for leaf in leaves
+        if leaf.name not in arrays
+    }
+    suffix = bool(arrays) and all(name.endswith(VALUE_SUFFIX) for name in arrays)
+    if suffix:
+        arrays = {name.removesuffix(VALUE_SUFFIX): array for name, array in arrays.items()}
+    return Checkpoint(
+        tensors=in_natural_order(arrays),
+        source=str(location.tree),
+        format="orbax",
+        metadata=_metadata(location, tree, suffix),
+        dropped=dropped,
+        notes=location.notes,
+        fingerprint=_fingerprint(location),
+    )
+
+
+def _open_arrays(tree: Path, metadata: TreeMetadata, leaves: list[Leaf]) -> dict[str, OrbaxTensor]:
+    """Open the leaves' arrays, many at a time; those that need none on the disk may be absent."""
+    cache = ChunkCache()
+    arrays: dict[str, OrbaxTensor] = {}
+    for start in range(0, len(leaves), _AT_ONCE):
+        batch = leaves[start : start + _AT_ONCE]
+        futures = [_open(tree, metadata, leaf) for leaf in batch]
+        for leaf, future in zip(batch, futures, strict=True):
+            try:
+                store = future.result()
+            except Exception as error:  # tensorstore raises ValueError, OSError and others
+                if "NOT_FOUND" not in str(error):
+                    raise damaged(leaf.name, tree, error) from error
+                if leaf.kind in ARRAYS:
+                    raise InputError(
+                        f"{tree / TREE_FILE} names the tensor {leaf.name!r}, which is not on the "
+                        "disk",
+                        "copy the checkpoint again: a part of it is missing",
+                    ) from error
+                continue
+            arrays[leaf.name] = OrbaxTensor(leaf.name, tree, store, cache)
+            _check_shape(leaf, arrays[leaf.name], tree)
+    return arrays
+
+
+def _open(tree: Path, metadata: TreeMetadata, leaf: Leaf) -> Any:
+    """A tensorstore future of the leaf's array."""
+    import tensorstore as ts
+
+    base = {"driver": "file", "path": f"{tree.absolute()}/"}
+    store = (
+        {"driver": "ocdbt", "base": base, "path": f"{leaf.name}/"}
+        if metadata.ocdbt
+        else {"driver": "file", "path": f"{tree.absolute()}/{leaf.name}/"}
+    )
+    spec = {
+        "driver": "zarr3" if metadata.zarr3 else "zarr",
+        "kvstore": store,
+        # Else a chunk that is gone would read as zeros.
+        "fill_missing_data_reads": not metadata.all_written,
+        # A finished save does not change: a chunk in the cache need not be looked up again.
+        "recheck_cached_data": False,
+    }
+    return ts.open(spec, open=True, read=True)
+
+
+def _check_shape(leaf: Leaf, array: OrbaxTensor, tree: Path) -> None:
+    """The array must be a whole number of the shards that `TREE_FILE` says were written."""
+    shard = leaf.write_shape
+    if shard is None:
+        return
+    fits = len(shard) == len(array.shape) and all(
+        part and size % part == 0 for part, size in zip(shard, array.shape, strict=True)
+    )
+    if not fits:
+        raise InputError(
+            f"tensor {leaf.name!r} in {tree} has shape {array.shape}, but {TREE_FILE} says it was "
+            f"written in shards of {shard}",
+            "the files of two saves are mixed: copy the checkpoint again",
+        )
+
+
+def _metadata(location: Location, tree: TreeMetadata, suffix: bool) -> dict[str, Any]:
+    custom = dict(tree.custom)
+    path = location.holder / STEP_FILE
+    if path.is_file():
+        custom.update(custom_metadata(read_object(path), path))
+    return {
+        "custom_metadata": custom,
+        "step": location.step,
+        "item": location.item,
+        "items": list(location.items),
+        "steps": list(location.steps),
+        "tree_value_suffix": suffix,
+    }
+
+
+def _fingerprint(location: Location) -> dict[str, str]:
+    """sha256, size and mtime of the files that any later save would change.
+
+    Of an OCDBT checkpoint that includes the manifest, which refers to all data. Without OCDBT the
+    arrays' own files are not looked at.
+    """
+    paths = [
+        location.holder / STEP_FILE,
+        location.tree / TREE_FILE,
+        location.tree / OCDBT_MANIFEST,
+    ]
+    result = {}
+    for path in paths:
+        if path.is_file():
+            digest, stat = hashlib.sha256(read_bytes(path)).hexdigest(), path.stat()
+            result[path.name] = f"sha256:{digest} size:{stat.st_size} mtime_ns:{stat.st_mtime_ns}"
+    return result

@@ -1,0 +1,55 @@
+"""Which files of a model directory travel along: the tokenizer, chat templates, processors, ..."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gemma_convert.convert.readers.jsonfile import LFS_POINTER, refuse_lfs_pointer
+
+WEIGHT_SUFFIXES = (
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".gguf",
+    ".h5",
+    ".msgpack",
+    ".onnx",
+    ".onnx_data",
+)
+"""Endings of files that hold weights or optimizer state."""
+
+REWRITTEN = frozenset({"config.json", "adapter_config.json", "conversion.json"})
+"""Files that the writers make anew from what was read."""
+
+BASE_CARD = frozenset({"README.md", ".gitattributes"})
+"""What belongs to the base's own repository page, not to a model made from it."""
+
+FOLDERS = ("additional_chat_templates",)
+"""Folders whose files travel along too (transformers keeps named chat templates there)."""
+
+
+def side_files(directory: Path) -> dict[str, Path]:
+    """The files to carry along, each under its path relative to ``directory``.
+
+    Symlinks to files are followed (the Hugging Face cache is made of them); hidden files are not.
+
+    Raises:
+        InputError: One of them is a Git LFS pointer.
+    """
+    found = [path for path in directory.iterdir() if _travels(path.name)]
+    for folder in FOLDERS:
+        if (directory / folder).is_dir():
+            found += (path for path in (directory / folder).iterdir() if path.name[0] != ".")
+    files = {str(path.relative_to(directory)): path for path in found if path.is_file()}
+    for path in files.values():
+        with path.open("rb") as file:
+            refuse_lfs_pointer(file.read(len(LFS_POINTER)), str(path))
+    return dict(sorted(files.items()))
+
+
+def _travels(name: str) -> bool:
+    if name in REWRITTEN or name in BASE_CARD or name.startswith("."):
+        return False
+    return not name.removesuffix(".index.json").endswith(WEIGHT_SUFFIXES)

@@ -1,0 +1,137 @@
+"""The vocabulary of the family tables: rows, cells, layers, families. Data only.
+
+A `Row` is one logical parameter of a family. It has one `Cell` a layout: how that layout names
+the parameter and in which order it stores the axes. Nothing in a row has a direction: the same
+two cells turn a Tunix checkpoint into a Hugging Face one and back, and tell where the factors of
+a LoRA pair belong.
+
+Axes of the Gemma family, as used in all tables:
+
+    v vocabulary    d hidden size    f feed-forward size    i layer
+    n query heads   k key/value heads   h head dimension    s key or value
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gemma_convert.convert import pattern as patterns
+from gemma_convert.convert import template as templates
+from gemma_convert.convert.errors import LayoutError
+from gemma_convert.convert.pattern import Pattern
+from gemma_convert.convert.template import Template
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What a row may ask of the layer it stands in.
+
+    Attributes:
+        index: Position in the stack.
+        is_global: Full attention; else a sliding window.
+        value_is_key: No value projection: the value is the key (Gemma 4 ``attention_k_eq_v``).
+        sizes: Sizes of the axes in this layer.
+    """
+
+    index: int
+    is_global: bool
+    value_is_key: bool
+    sizes: Mapping[str, int]
+
+
+def every_layer(layer: Layer) -> bool:
+    """A row that stands in every layer."""
+    return True
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A row in one layout: the template of its names and the pattern of its axes."""
+
+    template: Template
+    pattern: Pattern
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """Axes spelled by words in the name or present in the array; the layer is neither."""
+        return frozenset(self.template.words) | frozenset(self.pattern.axes)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One logical parameter of a family.
+
+    Attributes:
+        name: Short name for messages and tables.
+        cells: Layout name to cell.
+        inputs: The axes contracted with the activations, in order. A LoRA pair of this row is
+            A: inputs + r, B: r + the other axes, in the order of any layout's pattern. Empty where
+            the parameter is not a matrix.
+        where: Whether a layer has this parameter.
+        per_layer: Whether there is one for each layer.
+    """
+
+    name: str
+    cells: Mapping[str, Cell]
+    inputs: tuple[str, ...]
+    where: Callable[[Layer], bool]
+    per_layer: bool
+
+    @property
+    def words(self) -> dict[str, int]:
+        """Sizes of the axes that some layout spells by words."""
+        return {
+            axis: len(words)
+            for cell in self.cells.values()
+            for axis, words in cell.template.words.items()
+        }
+
+
+def row(
+    name: str,
+    *,
+    inputs: str = "",
+    where: Callable[[Layer], bool] = every_layer,
+    **cells: tuple[str, str],
+) -> Row:
+    """Make a row from plain text: ``row("q", inputs="d", hf=("...", "(n h) d"), tunix=...)``.
+
+    Raises:
+        LayoutError: If the cells do not name the same axes, or only some of them name a layer.
+    """
+    parsed = {
+        layout: Cell(templates.parse(text), patterns.parse(axes))
+        for layout, (text, axes) in cells.items()
+    }
+    if len({cell.axes for cell in parsed.values()}) != 1:
+        listed = ", ".join(f"{layout} {sorted(cell.axes)}" for layout, cell in parsed.items())
+        raise LayoutError(f"row {name}: the layouts name different axes ({listed})")
+    layered = {"{i}" in text for text, _ in cells.values()}
+    if len(layered) != 1:
+        raise LayoutError(f"row {name}: {{i}} stands in some layouts only")
+    return Row(name, parsed, tuple(inputs.split()), where, layered.pop())
+
+
+@dataclass(frozen=True)
+class Family:
+    """All rows of one generation of models.
+
+    Attributes:
+        name: ``gemma3``, ``gemma4``, ...
+        rows: Its parameters.
+        model_types: The ``model_type`` values of config.json that mean this family.
+        defaults: Values of config keys that transformers assumes when config.json leaves them out.
+        unsupported: Config keys whose truth means parameters that these rows do not have, each
+            with what it is.
+        models: Named sizes: the text config's keys that tell them apart.
+    """
+
+    name: str
+    rows: tuple[Row, ...]
+    model_types: tuple[str, ...]
+    defaults: Mapping[str, Any]
+    unsupported: Mapping[str, str]
+    nested_prefix: str
+    models: Mapping[str, Mapping[str, Any]]

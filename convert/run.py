@@ -1,0 +1,53 @@
+"""Run a job: check the output, write it into a fresh directory, keep the ledger beside it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gemma_convert.convert.jobs import Job
+from gemma_convert.convert.ledger import LEDGER_NAME, file_digests, make_ledger
+from gemma_convert.convert.writers.directory import check_output, fresh_directory
+
+Write = Callable[[Path], dict[str, str]]
+"""Writes a job into an empty directory; returns file names with their sha256 where it knows it."""
+
+
+def run(job: Job, out: Path, write: Write, *, force: bool, command: list[str]) -> dict[str, Any]:
+    """Write ``job`` to ``out`` and return the ledger, which is also written there.
+
+    Args:
+        job: What to write.
+        out: The directory to be made; it appears whole or not at all.
+        write: How to write it.
+        force: Whether a non-empty ``out`` may be replaced.
+        command: The command line, for the ledger.
+
+    Raises:
+        OutputError: If ``out`` must not be written or what was written reads back wrong.
+    """
+    start = time.monotonic()
+    check_run(job, out, force=force)
+    with fresh_directory(out) as directory:
+        digests = write(directory)
+        ledger = make_ledger(job, command, time.monotonic() - start)
+        ledger["output"] = {"path": str(out), "files": file_digests(directory, digests)}
+        text = json.dumps(ledger, indent=2, ensure_ascii=False) + "\n"
+        (directory / LEDGER_NAME).write_text(text, encoding="utf-8")
+    return ledger
+
+
+def check_run(job: Job, out: Path, *, force: bool) -> None:
+    """Refuse ``out`` where writing ``job`` there would cost the user something.
+
+    Raises:
+        OutputError: See `check_output`.
+    """
+    inputs = [Path(source.source) for source in job.plan.sources]
+    nbytes = job.plan.target.nbytes + sum(
+        path.stat().st_size for path in job.plan.target.files.values()
+    )
+    check_output(out, inputs, nbytes, force=force)

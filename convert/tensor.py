@@ -1,0 +1,154 @@
+"""A tensor that has not been read yet, and the boxes by which it is read.
+
+A `Box` is a tuple of ``(start, stop)``, one pair an axis, inside the tensor's shape. Every
+operation on weights is a `Tensor` made of other tensors; nothing is read until a writer asks for
+a box, so memory is bounded by the box and never by the model.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Box = tuple[tuple[int, int], ...]
+
+ACTIONS = ("copied", "rearranged", "cast", "merged")
+"""What can happen to a tensor, the least first: bytes as they are, a permutation, a rounding."""
+
+BLOCK_BYTES = 16 << 20
+"""Default size of the blocks in which tensors are streamed."""
+
+
+class Tensor(ABC):
+    """One tensor not yet read.
+
+    Attributes:
+        shape: Its shape.
+        dtype: Its numpy dtype (bfloat16 and float8 come from ml_dtypes).
+    """
+
+    action: ClassVar[str] = "copied"
+    """What this step does to its parents' values, one of `ACTIONS`."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @abstractmethod
+    def read(self, box: Box) -> Array:
+        """Return the values inside ``box``: an array of the box's shape and this dtype."""
+
+    @property
+    def parents(self) -> tuple[Tensor, ...]:
+        """The tensors that this one is computed from; empty for one that lies on a disk."""
+        return ()
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes once written."""
+        return self.size * self.dtype.itemsize
+
+    def numpy(self) -> Array:
+        """Read the whole tensor into memory. For small tensors and tests."""
+        return self.read(whole(self.shape))
+
+
+class ArrayTensor(Tensor):
+    """A tensor whose values are in memory already."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+        self.shape = array.shape
+        self.dtype = array.dtype
+
+    def read(self, box: Box) -> Array:
+        return self.array[slices(box)]
+
+
+class Elementwise(Tensor):
+    """``function`` applied to each value of ``parent``.
+
+    Args:
+        parent: The tensor to read.
+        dtype: The dtype that ``function`` returns.
+        function: Maps an array to one of the same shape.
+    """
+
+    action = "cast"
+
+    def __init__(
+        self, parent: Tensor, dtype: np.dtype[Any], function: Callable[[Array], Array]
+    ) -> None:
+        self.parent = parent
+        self.shape = parent.shape
+        self.dtype = np.dtype(dtype)
+        self.function = function
+
+    @property
+    def parents(self) -> tuple[Tensor, ...]:
+        return (self.parent,)
+
+    def read(self, box: Box) -> Array:
+        return self.function(self.parent.read(box))
+
+
+def cast(tensor: Tensor, dtype: np.dtype[Any]) -> Tensor:
+    """``tensor`` in ``dtype``, rounded once to nearest even; itself if it has that dtype."""
+    if tensor.dtype == dtype:
+        return tensor
+    return Elementwise(tensor, dtype, lambda array: array.astype(dtype))
+
+
+def ancestry(tensor: Tensor) -> Iterator[Tensor]:
+    """``tensor``, its parents, their parents, and so on."""
+    yield tensor
+    for parent in tensor.parents:
+        yield from ancestry(parent)
+
+
+def whole(shape: tuple[int, ...]) -> Box:
+    """The box that covers all of ``shape``."""
+    return tuple((0, size) for size in shape)
+
+
+def slices(box: Box) -> tuple[slice, ...]:
+    """``box`` as an index for numpy."""
+    return tuple(slice(start, stop) for start, stop in box)
+
+
+def extent(box: Box) -> tuple[int, ...]:
+    """The shape of ``box``."""
+    return tuple(stop - start for start, stop in box)
+
+
+def blocks(tensor: Tensor, block_bytes: int = BLOCK_BYTES) -> Iterator[Box]:
+    """Cut a tensor into boxes of at most ``block_bytes``, in memory order.
+
+    Each box is contiguous in the row-major tensor and each begins where the last one ended, so a
+    writer can append them. A box holds at least one element of the last axis cut.
+    """
+    sizes = [prod(tensor.shape[axis + 1 :]) for axis in range(len(tensor.shape))]
+    limit = max(1, block_bytes // tensor.dtype.itemsize)
+    # The first axis of which one index fits into a block; the axes before it are walked one by one.
+    axis = next((a for a, size in enumerate(sizes) if size <= limit), len(sizes) - 1)
+    if tensor.size == 0:
+        return
+    if not tensor.shape:
+        yield ()
+        return
+    rows = max(1, limit // max(1, sizes[axis]))
+    rest = whole(tensor.shape[axis + 1 :])
+    for prefix in np.ndindex(tensor.shape[:axis]):
+        head = tuple((index, index + 1) for index in prefix)
+        for start in range(0, tensor.shape[axis], rows):
+            yield (*head, (start, min(start + rows, tensor.shape[axis])), *rest)

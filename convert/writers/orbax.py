@@ -1,0 +1,224 @@
+"""Write a `Checkpoint` as the Orbax checkpoint that Tunix itself would have saved.
+
+Tunix's ``CheckpointManager`` (google-tunix 0.1.7, ``tunix/sft/checkpoint_manager.py``) saves
+``nnx.state(model)`` through Orbax's ``PyTreeCheckpointHandler``::
+
+    <directory>/0/_CHECKPOINT_METADATA             item handlers, custom metadata
+    <directory>/0/model_params/_METADATA           the tree: keys, kind of value, write shape
+    <directory>/0/model_params/_sharding           where each array lay
+    <directory>/0/model_params/array_metadatas/    the chunk shape of each array
+    <directory>/0/model_params/ocdbt.process_0/    zarr v2 arrays, zstd, in an OCDBT store
+
+Orbax writes these here too, through a handler of ours that moves the bytes of the arrays a block
+at a time (Orbax's own want whole arrays in memory) and says in ``_sharding`` that they lie on one
+device.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import urlsafe_b64encode
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from gemma_convert.convert.checkpoint import Checkpoint
+from gemma_convert.convert.errors import GemmaConvertError, OutputError
+from gemma_convert.convert.readers.orbax import open_orbax
+from gemma_convert.convert.tensor import BLOCK_BYTES, Tensor, blocks, extent, slices
+
+IN_FLIGHT = 4
+"""Blocks that may be held in memory at once, read but not yet on the disk."""
+
+ITEM = "model_params"
+"""The item under which Tunix saves and looks for a model's state."""
+
+Progress = Callable[[int], None]
+
+
+def write_orbax(
+    checkpoint: Checkpoint,
+    directory: Path,
+    *,
+    block_bytes: int = BLOCK_BYTES,
+    progress: Progress | None = None,
+    custom_metadata: Mapping[str, Any] | None = None,
+) -> None:
+    """Write ``checkpoint`` as step 0 of a Tunix checkpoint directory, in bounded memory.
+
+    Args:
+        checkpoint: Tensors by '.'-joined tree keys in Tunix's spelling, such as
+            ``layers.0.attn.q_einsum.w``; nnx's last key ``value`` is added here.
+        directory: A fresh directory of the caller's, who also syncs and renames it.
+        block_bytes: Most bytes of one chunk on the disk, and of one read. At most `IN_FLIGHT`
+            blocks are held at a time.
+        progress: Told the number of bytes whenever a block is on the disk, in this thread.
+        custom_metadata: JSON values that Tunix's ``maybe_restore`` hands back.
+
+    Raises:
+        OutputError: If a name or a shape cannot be stored, or Orbax or the disk fails. Errors of
+            the tensors themselves (`GemmaConvertError`) pass through.
+    """
+    tree = _tree(checkpoint)
+    try:
+        _save(tree, directory, block_bytes, progress or (lambda _: None), custom_metadata or {})
+    except GemmaConvertError:
+        raise
+    except Exception as error:
+        raise OutputError(
+            f"Orbax could not write {directory}: {str(error) or type(error).__name__}",
+            "check the free space and permissions there, then run again",
+        ) from error
+
+
+def verify_orbax(checkpoint: Checkpoint, directory: Path, *, progress: Progress) -> None:
+    """Open what `write_orbax` wrote and compare every tensor with ``checkpoint``, block by block.
+
+    Args:
+        checkpoint: What was written; its tensors are computed once more.
+        directory: Where.
+        progress: Told the number of bytes of each block compared.
+
+    Raises:
+        OutputError: If names, shapes, dtypes or values differ.
+    """
+    found = open_orbax(directory)
+    if set(found) != set(checkpoint):
+        raise OutputError(f"{directory}: read back with other tensors than were written")
+    for name, tensor in checkpoint.items():
+        other = found[name]
+        if (other.shape, other.dtype) != (tensor.shape, tensor.dtype):
+            raise OutputError(f"{directory}: {name}: read back as {other.dtype} {other.shape}")
+        for box in blocks(tensor):
+            if other.read(box).tobytes() != tensor.read(box).tobytes():
+                raise OutputError(
+                    f"{directory}: {name}: the values read back differ from those written",
+                    "the disk or its file system is failing, or the input changed; nothing was "
+                    "kept",
+                )
+            progress(prod(extent(box)) * tensor.dtype.itemsize)
+
+
+def _tree(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Nest the tensors by the parts of their names, each under nnx's last key ``value``."""
+    tree: dict[str, Any] = {}
+    for name, tensor in checkpoint.items():
+        if tensor.size == 0:
+            raise OutputError(f"{name} has shape {tensor.shape}", "Orbax stores no empty arrays")
+        node = tree
+        for key in name.split("."):
+            node = node.setdefault(key, {})
+            if isinstance(node, Tensor):
+                raise OutputError(f"{name} lies inside another tensor", "rename one of the two")
+        if "value" in node:
+            raise OutputError(f"{name}.value is also a name", "rename one of the two")
+        node["value"] = tensor
+    return tree
+
+
+def _save(
+    tree: Mapping[str, Any],
+    directory: Path,
+    block_bytes: int,
+    progress: Progress,
+    custom_metadata: Mapping[str, Any],
+) -> None:
+    """Save ``tree`` through Orbax's own manager, with a handler for `Tensor` leaves."""
+    import jax
+    import orbax.checkpoint as ocp
+
+    handler = _tensor_handler(block_bytes, progress)
+    # Registered for jax.Array too, because Orbax takes the store of array metadata from there.
+    registry = ocp.type_handlers.create_type_handler_registry(
+        (Tensor, handler), (jax.Array, handler)
+    )
+    with ocp.CheckpointManager(
+        directory.absolute(),
+        item_handlers={ITEM: ocp.PyTreeCheckpointHandler(type_handler_registry=registry)},
+        options=ocp.CheckpointManagerOptions(enable_async_checkpointing=False),
+    ) as manager:
+        arguments = ocp.args.Composite(**{ITEM: ocp.args.PyTreeSave(tree)})
+        manager.save(0, args=arguments, custom_metadata=dict(custom_metadata), force=True)
+
+
+def _tensor_handler(block_bytes: int, progress: Progress) -> Any:
+    """Orbax's handler of jax arrays, with `Tensor` leaves streamed where it would serialize.
+
+    It keeps the type string ``jax.Array``: by that string a restore without a target picks its
+    handler (Orbax 0.12.8, ``batched_serialization_requests``), as with Tunix's own checkpoints.
+    """
+    import orbax.checkpoint as ocp
+    import tensorstore as ts
+    from orbax.checkpoint._src.metadata.array_metadata_store import Store
+    from orbax.checkpoint._src.serialization.tensorstore_utils import build_array_write_spec
+
+    class TensorHandler(ocp.type_handlers.ArrayHandler):  # type: ignore[misc]
+        async def serialize(
+            self, values: Sequence[Tensor], infos: Sequence[Any], args: Any = None
+        ) -> Sequence[Any]:
+            """Write everything before returning, so that nothing is left for Orbax to await."""
+            specs = [
+                build_array_write_spec(
+                    info,
+                    global_shape=tensor.shape,
+                    # One chunk a block: each is written once, whole, and none is read back.
+                    local_shape=extent(next(blocks(tensor, block_bytes))),
+                    dtype=tensor.dtype,
+                    use_ocdbt=True,
+                    process_index=0,
+                )
+                for tensor, info in zip(values, infos, strict=True)
+            ]
+            stores = [  # all opened at once: OCDBT then commits their headers together
+                ts.open(ts.Spec(spec.json), create=True, open=True, context=info.ts_context)
+                for spec, info in zip(specs, infos, strict=True)
+            ]
+            _stream(zip(values, stores, strict=True), block_bytes, progress)
+            item = infos[0].parent_dir
+            (item / "_sharding").write_text(_shardings([info.name for info in infos]))
+            await self._array_metadata_store.write(item, [s.metadata for s in specs], 0)
+            return []
+
+    return TensorHandler(array_metadata_store=Store())
+
+
+def _stream(tensors: Iterable[tuple[Tensor, Any]], block_bytes: int, progress: Progress) -> None:
+    """Copy each tensor into its (opening) tensorstore, at most `IN_FLIGHT` blocks at a time."""
+    pending: deque[tuple[Any, int]] = deque()
+    held = 0
+    for tensor, opening in tensors:
+        store = opening.result()
+        for box in blocks(tensor, block_bytes):
+            nbytes = prod(extent(box)) * tensor.dtype.itemsize
+            while pending and held + nbytes > IN_FLIGHT * block_bytes:
+                held -= _finish(*pending.popleft(), progress)
+            array = tensor.read(box)
+            write = store[slices(box)].write(array, can_reference_source_data_indefinitely=True)
+            pending.append((write, nbytes))
+            held += nbytes
+    for write, nbytes in pending:
+        _finish(write, nbytes, progress)
+
+
+def _finish(write: Any, nbytes: int, progress: Progress) -> int:
+    """Wait until a block is on the disk, tell so, and return its size."""
+    write.result()
+    progress(nbytes)
+    return nbytes
+
+
+def _shardings(names: Iterable[str]) -> str:
+    """The ``_sharding`` file: every array whole on device 0, by base64 of its name.
+
+    A mesh of the device with id 0 rather than a single device, because Orbax finds the former by
+    its id, on a CPU as on an accelerator, and the latter only by a name such as ``cpu:0``.
+    """
+    import jax
+    from orbax.checkpoint.metadata import NamedShardingMetadata
+
+    mesh = jax.sharding.Mesh(jax.devices()[:1], ("fsdp",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    text = NamedShardingMetadata.from_jax_sharding(sharding).to_serialized_string()
+    return json.dumps({urlsafe_b64encode(name.encode()).decode(): text for name in names})

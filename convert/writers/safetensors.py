@@ -1,0 +1,170 @@
+"""Write a checkpoint as safetensors shards with an index, block by block.
+
+The format is written here because the library's writer wants all tensors of a file in memory
+(its 0.8.0 also scrambles arrays that are not contiguous). What was written is then read back
+with the library and compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gemma_convert.convert import dtypes
+from gemma_convert.convert.errors import OutputError
+from gemma_convert.convert.tensor import Tensor, blocks, extent, slices
+
+DEFAULT_SHARD_BYTES = 5 * 10**9
+INDEX_NAME = "model.safetensors.index.json"
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file: its name and its tensors, in the order in which they are written."""
+
+    name: str
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a shard became.
+
+    Attributes:
+        name: File name.
+        nbytes: Size of the file.
+        sha256: Of the whole file, as the Hub computes it.
+        tensors: Name to the sha256 of the tensor's bytes.
+    """
+
+    name: str
+    nbytes: int
+    sha256: str
+    tensors: Mapping[str, str]
+
+
+def shard(tensors: Mapping[str, Tensor], max_bytes: int = DEFAULT_SHARD_BYTES) -> list[Shard]:
+    """Distribute tensors over files of at most ``max_bytes`` each, in order.
+
+    A tensor larger than that gets a file of its own. Inside a file the widest dtypes come first,
+    so that every tensor is aligned to its item size. One file is named ``model.safetensors``,
+    several ``model-00001-of-00003.safetensors``, as transformers does.
+    """
+    groups: list[dict[str, Tensor]] = [{}]
+    room = max_bytes
+    for name, tensor in tensors.items():
+        if groups[-1] and tensor.nbytes > room:
+            groups.append({})
+            room = max_bytes
+        groups[-1][name] = tensor
+        room -= tensor.nbytes
+    files = [dict(sorted(g.items(), key=lambda item: -item[1].dtype.itemsize)) for g in groups]
+    if len(files) == 1:
+        return [Shard("model.safetensors", files[0])]
+    return [
+        Shard(f"model-{i:05d}-of-{len(files):05d}.safetensors", file)
+        for i, file in enumerate(files, 1)
+    ]
+
+
+def write_shard(directory: Path, shard: Shard, progress: Progress) -> Written:
+    """Write one shard into ``directory``.
+
+    Args:
+        directory: Where.
+        shard: What.
+        progress: Called with the number of bytes of each block written.
+    """
+    header = _header(shard.tensors)
+    whole = hashlib.sha256(header)
+    digests: dict[str, str] = {}
+    with (directory / shard.name).open("xb") as file:
+        file.write(header)
+        for name, tensor in shard.tensors.items():
+            own = hashlib.sha256()
+            for box in blocks(tensor):
+                # A transposed view would be written in the wrong order.
+                data = np.ascontiguousarray(tensor.read(box)).reshape(-1).view(np.uint8).data
+                file.write(data)
+                whole.update(data)
+                own.update(data)
+                progress(data.nbytes)
+            digests[name] = own.hexdigest()
+    nbytes = len(header) + shard.nbytes
+    return Written(shard.name, nbytes, whole.hexdigest(), digests)
+
+
+def write_index(directory: Path, shards: list[Shard]) -> None:
+    """Write the index of several shards; a single file needs none."""
+    if len(shards) == 1:
+        return
+    index = {
+        "metadata": {"total_size": sum(shard.nbytes for shard in shards)},
+        "weight_map": {name: shard.name for shard in shards for name in shard.tensors},
+    }
+    text = json.dumps(index, indent=2) + "\n"
+    (directory / INDEX_NAME).write_text(text, encoding="utf-8")
+
+
+def verify_shard(directory: Path, shard: Shard, written: Written, progress: Progress) -> None:
+    """Read a shard back with the safetensors library and compare it with what was meant.
+
+    The file is opened anew for each block, since the library maps it and every mapped page read
+    would stay in memory.
+
+    Raises:
+        OutputError: If names, shapes, dtypes or values differ.
+    """
+    from safetensors import safe_open
+
+    path = directory / shard.name
+    with safe_open(path, framework="numpy") as file:
+        names = set(file.keys())
+    if names != set(shard.tensors):
+        raise OutputError(f"{path}: read back with other tensors than were written")
+    for name, tensor in shard.tensors.items():
+        digest = hashlib.sha256()
+        for box in blocks(tensor):
+            with safe_open(path, framework="numpy") as file:
+                view = file.get_slice(name)
+                found = (tuple(view.get_shape()), view.get_dtype())
+                data = view[slices(box)] if box else file.get_tensor(name)
+            if found != (tensor.shape, dtypes.to_safetensors(tensor.dtype)):
+                raise OutputError(f"{path}: {name}: read back as {found[1]} {list(found[0])}")
+            data = np.ascontiguousarray(data).reshape(extent(box))
+            digest.update(data.reshape(-1).view(np.uint8).data)
+            progress(data.nbytes)
+        if digest.hexdigest() != written.tensors[name]:
+            raise OutputError(
+                f"{path}: {name}: the values read back differ from those written",
+                "the disk or its file system is failing; nothing was kept",
+            )
+
+
+def _header(tensors: Mapping[str, Tensor]) -> bytes:
+    """The file's beginning: length, then names, dtypes, shapes and offsets as JSON."""
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, tensor in tensors.items():
+        entries[name] = {
+            "dtype": dtypes.to_safetensors(tensor.dtype),
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + tensor.nbytes],
+        }
+        offset += tensor.nbytes
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
+    return struct.pack("<Q", len(text)) + text

@@ -1,0 +1,136 @@
+"""What every command shares: options, progress, JSON, sizes as people write them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+_PLAIN_SECONDS = 10.0
+
+
+class ByteSize(click.ParamType[int]):
+    """A size such as ``5GB``, ``200MB``, ``512MiB``."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parse ``value`` into bytes."""
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmg]i?)?b?", value.strip().lower())
+        if found is None or not (size := int(float(found[1]) * _UNITS[found[2] or ""])):
+            self.fail(f"{value!r} is not a size such as 5GB or 512MiB", param, ctx)
+        return size
+
+
+def output_options(command: Command) -> Command:
+    """``--json``, ``--quiet`` and ``--debug``."""
+    for option in (
+        click.option("--debug", is_flag=True, help="Show a traceback on errors."),
+        click.option("--quiet", is_flag=True, help="Print nothing but errors."),
+        click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
+    ):
+        command = option(command)
+    return _with_debug(command)
+
+
+def _with_debug(command: Command) -> Command:
+    @functools.wraps(command)
+    def wrapped(*args: Any, debug: bool, **kwargs: Any) -> Any:
+        click.get_current_context().find_root().ensure_object(dict)["debug"] = debug
+        return command(*args, **kwargs)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def command_line() -> list[str]:
+    """The command being run, as a user types it."""
+    state = click.get_current_context().find_root().ensure_object(dict)
+    return ["gemma-convert", *state.get("arguments", ())]
+
+
+def print_json(value: Any) -> None:
+    """Print ``value`` for machines."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+@contextmanager
+def progress(label: str, total: int, *, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """Show progress in bytes on stderr: a bar on a terminal, else a line now and then.
+
+    Yields:
+        A function to call with the number of bytes done since the last call.
+    """
+    if quiet:
+        yield lambda nbytes: None
+    elif sys.stderr.isatty():
+        with _bar(label, total) as advance:
+            yield advance
+    else:
+        yield _lines(label, total)
+
+
+@contextmanager
+def _bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda nbytes: bar.advance(task, nbytes)
+
+
+def _lines(label: str, total: int) -> Callable[[int], None]:
+    done = 0
+    start = last = time.monotonic()
+
+    def advance(nbytes: int) -> None:
+        nonlocal done, last
+        done += nbytes
+        now = time.monotonic()
+        if now - last >= _PLAIN_SECONDS:
+            last = now
+            rate = done / (now - start)
+            left = (total - done) / rate
+            click.echo(
+                f"{label}: {done / 1e9:.2f} of {total / 1e9:.2f} GB, "
+                f"{rate / 1e6:.0f} MB/s, {left:.0f} s left",
+                err=True,
+            )
+
+    return advance
+
+
+def size_text(nbytes: int) -> str:
+    """Bytes for people: ``536.2 MB``."""
+    value, unit = float(nbytes), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{nbytes} B" if unit == "B" else f"{value:.1f} {unit}"

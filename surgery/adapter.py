@@ -1,0 +1,152 @@
+"""LoRA adapters as Qwix and Tunix store them: finding the factors, the scale, the bad values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gemma_convert.convert.checkpoint import Checkpoint
+from gemma_convert.convert.errors import AdapterError
+from gemma_convert.convert.layouts import Spelling
+from gemma_convert.convert.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The two factors of one module.
+
+    Attributes:
+        a: Shape ``(*inputs, r)``.
+        b: Shape ``(r, *outputs)``.
+    """
+
+    a: Tensor
+    b: Tensor
+
+    @property
+    def rank(self) -> int:
+        """The dimension that both factors share."""
+        return self.a.shape[-1]
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """LoRA pairs by the name of the weight that each belongs to.
+
+    Attributes:
+        pairs: Weight name, in the adapter's layout, to its factors.
+        alpha: The numerator of the scale ``alpha / r``.
+        spelling: The layout of the names.
+        source: Where it was read from, for messages.
+    """
+
+    pairs: Mapping[str, Pair]
+    alpha: float
+    spelling: Spelling
+    source: str
+
+    def scale(self, name: str) -> float:
+        """The factor by which A.B is multiplied for the weight ``name``."""
+        return self.alpha / self.pairs[name].rank
+
+
+def split_factors(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Pair]]:
+    """Separate the LoRA factors of a Qwix / Tunix tree from its weights.
+
+    Returns:
+        The checkpoint without the factors, and weight name to pair.
+
+    Raises:
+        AdapterError: If a factor stands alone, the two ranks differ, or the weights are quantised.
+    """
+    factors: dict[str, dict[str, Tensor]] = {}
+    weights: dict[str, Tensor] = {}
+    for name, tensor in checkpoint.items():
+        stem, mark, side = name.rpartition("_lora_")
+        if mark and side in ("a", "b"):
+            factors.setdefault(stem, {})[side] = tensor
+        elif name.endswith((".array.qvalue", ".array.scale")):
+            raise AdapterError(
+                f"{checkpoint.source}: {name}: the checkpoint holds quantised weights (QLoRA), "
+                "which cannot be merged into yet",
+                "save the LoRA factors alone (Tunix: save_only_lora_params=True) and merge "
+                "them onto the full-precision base",
+            )
+        else:
+            weights[name] = tensor
+    pairs = {stem: _pair(checkpoint.source, stem, sides) for stem, sides in factors.items()}
+    return checkpoint.replace(tensors=weights), pairs
+
+
+def _pair(source: str, stem: str, sides: Mapping[str, Tensor]) -> Pair:
+    for side in ("a", "b"):
+        if side not in sides:
+            raise AdapterError(
+                f"{source}: {stem}_lora_{side} is missing, its other factor is there",
+                "the checkpoint is incomplete",
+            )
+    pair = Pair(sides["a"], sides["b"])
+    if not pair.a.shape or not pair.b.shape or pair.a.shape[-1] != pair.b.shape[0]:
+        raise AdapterError(
+            f"{source}: {stem}: the factors disagree on the rank: "
+            f"A {list(pair.a.shape)} ends in r, B {list(pair.b.shape)} begins with r",
+            "they belong to different runs",
+        )
+    return pair
+
+
+def resolve_alpha(metadata: Mapping[str, Any], given: float | None, source: str) -> float:
+    """The alpha of an adapter: from the checkpoint's custom metadata, else as given.
+
+    ``{"lora": {"alpha": 16}}``, ``{"lora_alpha": 16}`` and ``{"alpha": 16}`` are understood.
+
+    Raises:
+        AdapterError: If neither says it, or they disagree.
+    """
+    custom = metadata.get("custom_metadata") or {}
+    nested = custom.get("lora")
+    places = [nested.get("alpha") if isinstance(nested, Mapping) else None]
+    places += [custom.get("lora_alpha"), custom.get("alpha")]
+    stored = next((float(v) for v in places if isinstance(v, int | float)), None)
+    if stored is None and given is None:
+        raise AdapterError(
+            f"{source}: alpha is not stored in the checkpoint, and it cannot be guessed: "
+            "the factors give the rank r, but the scale is alpha / r and any alpha fits them",
+            "pass --alpha with the value of the training run",
+        )
+    if stored is not None and given is not None and stored != given:
+        raise AdapterError(
+            f"{source}: the checkpoint's metadata says alpha {stored:g}, --alpha says {given:g}",
+            "leave --alpha out to use the stored value",
+        )
+    alpha = stored if stored is not None else given
+    assert alpha is not None
+    if not np.isfinite(alpha) or alpha == 0:
+        raise AdapterError(f"{source}: alpha is {alpha:g}", "pass a finite value other than 0")
+    return alpha
+
+
+def check_values(adapter: Adapter) -> None:
+    """Read every factor once and refuse adapters that would harm or do nothing.
+
+    Raises:
+        AdapterError: If a factor holds NaN or infinity, or is all zero.
+    """
+    for name, pair in adapter.pairs.items():
+        for side, factor in (("a", pair.a), ("b", pair.b)):
+            values = factor.numpy().astype(np.float32)
+            if not np.isfinite(values).all():
+                bad = int(np.size(values) - np.isfinite(values).sum())
+                raise AdapterError(
+                    f"{adapter.source}: {name}_lora_{side}: {bad} of {values.size} values are "
+                    "NaN or infinite",
+                    "the run diverged; take an earlier step",
+                )
+            if not values.any():
+                raise AdapterError(
+                    f"{adapter.source}: {name}_lora_{side} is all zero: the pair changes nothing",
+                    "is this the step that was meant? Factors are zero before the first update",
+                )

@@ -1,0 +1,94 @@
+"""Merge LoRA adapters into the weights they were trained on.
+
+A delta is a lazy tensor in the adapter's layout, so it travels to the base's layout by the same
+rows as a weight does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gemma_convert.convert.checkpoint import Checkpoint
+from gemma_convert.convert.errors import AdapterError
+from gemma_convert.convert.layouts import Spelling
+from gemma_convert.convert.model import Model, Parameter
+from gemma_convert.convert.relayout import relayout
+from gemma_convert.convert.tensor import Tensor
+from gemma_convert.surgery.adapter import Adapter
+from gemma_convert.surgery.delta import LowRank, Merged
+
+
+def deltas(adapter: Adapter, model: Model, target: Spelling) -> dict[str, Tensor]:
+    """What ``adapter`` adds, as lazy float32 tensors by the names of ``target``.
+
+    Raises:
+        AdapterError: If a pair fits no parameter of the model, or has another shape.
+    """
+    layout = adapter.spelling.layout.name
+    found: dict[str, Tensor] = {}
+    for parameter in model.parameters():
+        if not parameter.row.inputs:
+            continue
+        for short, _ in parameter.parts(layout):
+            name = adapter.spelling.prefix + short
+            if name in adapter.pairs:
+                _check_shapes(adapter, name, parameter)
+                found[name] = LowRank(parameter, layout, adapter.pairs[name], adapter.scale(name))
+    left = [name for name in adapter.pairs if name not in found]
+    if left:
+        raise AdapterError(
+            f"{adapter.source}: {left[0]}: the base ({model.family.name}, "
+            f"{len(model.layers)} layers) has no such module"
+            + (f", nor {len(left) - 1} more that the adapter changes" if len(left) > 1 else ""),
+            "give the base that the adapter was trained on",
+        )
+    spelled = Checkpoint(found, source=adapter.source)
+    return dict(relayout(spelled, model, adapter.spelling, target, partial=True))
+
+
+def _check_shapes(adapter: Adapter, name: str, parameter: Parameter) -> None:
+    pair, row = adapter.pairs[name], parameter.row
+    axes = row.cells[adapter.spelling.layout.name].pattern.axes
+    inputs = tuple(axis for axis in axes if axis in row.inputs)
+    outputs = tuple(axis for axis in axes if axis not in row.inputs)
+    sizes = {**parameter.sizes, "r": pair.rank}
+    for side, factor, expected in (("a", pair.a, (*inputs, "r")), ("b", pair.b, ("r", *outputs))):
+        shape = tuple(sizes[axis] for axis in expected)
+        if factor.shape != shape:
+            raise AdapterError(
+                f"{adapter.source}: {name}_lora_{side}: expected ({' '.join(expected)}) = "
+                f"{list(shape)} for this base, found {list(factor.shape)}",
+                "give the base that the adapter was trained on",
+            )
+
+
+def merge(
+    weights: Checkpoint,
+    adapters: list[Adapter],
+    model: Model,
+    spelling: Spelling,
+    dtype: np.dtype[Any] | None = None,
+) -> Checkpoint:
+    """Add ``adapters`` to ``weights``, lazily.
+
+    Args:
+        weights: The base, spelled in ``spelling``.
+        adapters: What to add; the deltas of one weight are summed before the one rounding.
+        model: The base's dimensions.
+        spelling: How ``weights`` is spelled.
+        dtype: Stored dtype of the merged tensors; the weight's own if None.
+
+    Raises:
+        AdapterError: If a pair does not fit the base.
+    """
+    found: dict[str, list[Tensor]] = {}
+    for adapter in adapters:
+        for name, delta in deltas(adapter, model, spelling).items():
+            found.setdefault(name, []).append(delta)
+    merged = {
+        name: Merged(tensor, tuple(found[name]), dtype or tensor.dtype) if name in found else tensor
+        for name, tensor in weights.items()
+    }
+    return weights.replace(tensors=merged)

@@ -13,7 +13,7 @@ from gemma_convert.convert.layouts import Spelling
 from gemma_convert.convert.model import Model, read_model, text_config
 from gemma_convert.convert.registry import explain, families
 from gemma_convert.convert.relayout import disagreements
-from gemma_convert.surgery.adapter import Pair, split_factors
+from gemma_convert.surgery.adapter import Pair, split_factors, stored_alpha
 
 
 def inspect(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -141,13 +141,11 @@ def _dtype_disagreement(checkpoint: Checkpoint) -> list[str]:
 
 
 def _adapter(checkpoint: Checkpoint, pairs: dict[str, Pair]) -> dict[str, Any]:
-    custom = checkpoint.metadata.get("custom_metadata") or {}
-    nested = custom.get("lora") or {}
     return {
         "kind": "lora factors in the tree",
         "pairs": len(pairs),
         "ranks": dict(Counter(str(pair.rank) for pair in pairs.values())),
-        "alpha": nested.get("alpha", custom.get("lora_alpha", custom.get("alpha"))),
+        "alpha": stored_alpha(checkpoint.metadata),
         "rank_by_module": {name: pair.rank for name, pair in pairs.items()},
     }
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from gemma_convert.convert import dtypes
 from gemma_convert.convert.checkpoint import Checkpoint
-from gemma_convert.convert.errors import InputError, LayoutError
+from gemma_convert.convert.errors import AdapterError, ConfigError, InputError, LayoutError
 from gemma_convert.convert.layouts import HF, TUNIX, Spelling
 from gemma_convert.convert.model import Model, read_model, text_config
 from gemma_convert.convert.plan import Plan, make_plan
@@ -67,6 +67,7 @@ def orbax_to_hf(
     text, rest, dropped = _split_base(base, model)
     spelling = _hf_spelling(base, model, text)
     if weights:
+        _require_tied(model)
         spelled = detect(weights, checkpoint.source)
         target = relayout(weights, model, spelled, spelling)
         dropped |= dict.fromkeys(text, "the checkpoint has its own weights")
@@ -84,13 +85,17 @@ def orbax_to_hf(
         adapter = Adapter(pairs, value, Spelling(TUNIX, ""), source)
         check_values(adapter)
         target = merge(target, [adapter], model, spelling, dtype)
+    elif alpha is not None:
+        raise AdapterError(
+            f"{checkpoint.source}: it holds no LoRA factors that --alpha {alpha:g} could scale",
+            "give the checkpoint with the factors, or leave --alpha out",
+        )
     tensors = _in_order({**target.tensors, **rest}, base)
     target = base.replace(
         tensors={name: _stored(tensor, dtype) for name, tensor in tensors.items()},
         dropped={**checkpoint.dropped, **dropped},
     )
-    sources = (checkpoint, base) if base else (checkpoint,)
-    return Job(make_plan(target, sources), model, adapter)
+    return Job(make_plan(target, (checkpoint, base)), model, adapter)
 
 
 def hf_to_orbax(base: Checkpoint, *, dtype: DType | None = None) -> Job:
@@ -107,6 +112,7 @@ def hf_to_orbax(base: Checkpoint, *, dtype: DType | None = None) -> Job:
     text, rest, dropped = _split_base(base, model)
     if not text:
         raise InputError(f"{base.source}: no weights", "give a directory with safetensors")
+    _require_tied(model)
     spelling = _hf_spelling(base, model, text)
     target = relayout(base.replace(tensors=text), model, spelling, Spelling(TUNIX, ""))
     dropped |= dict.fromkeys(rest, "not part of the text model, which is all that is converted")
@@ -148,8 +154,24 @@ def _split_base(
     return text, rest, dropped
 
 
+def _require_tied(model: Model) -> None:
+    """Refuse models with a head of their own where the weights are or become Tunix's."""
+    if not model.tied:
+        raise ConfigError(
+            "config.json: tie_word_embeddings is false, but Tunix's models have no head beside "
+            "the embedding: it would be lost",
+            "set it to true if the model's head is its embedding",
+        )
+
+
 def _check_tied(base: Checkpoint, head: str, spelling: Spelling) -> None:
-    embedding = base[f"{spelling.prefix}embed_tokens.weight"]
+    name = f"{spelling.prefix}embed_tokens.weight"
+    if name not in base:
+        raise LayoutError(
+            f"{base.source}: {head} is there, but not {name}, to which config.json ties it",
+            "the checkpoint is incomplete: download it again",
+        )
+    embedding = base[name]
     same = base[head].shape == embedding.shape and base[head].dtype == embedding.dtype
     if not same or not all(
         base[head].read(box).tobytes() == embedding.read(box).tobytes() for box in blocks(embedding)

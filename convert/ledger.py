@@ -73,12 +73,12 @@ def _adapter(job: Job, adapter: Adapter) -> dict[str, Any]:
     """Pairs found, applied and changed, and what the rounding left of their deltas."""
     merged = {n: t for n, t in job.plan.target.items() if isinstance(t, Merged)}
     applied: set[int] = set()
-    unchanged: set[int] = set()
+    changed: set[int] = set()
     for tensor in merged.values():
         pairs = {id(step.pair) for step in ancestry(tensor) if isinstance(step, LowRank)}
         applied |= pairs
-        if not tensor.survival.changed:
-            unchanged |= pairs
+        if tensor.survival.changed:
+            changed |= pairs
     total = sum((tensor.survival for tensor in merged.values()), Survival())
     return {
         "source": adapter.source,
@@ -86,7 +86,7 @@ def _adapter(job: Job, adapter: Adapter) -> dict[str, Any]:
         "ranks": sorted({pair.rank for pair in adapter.pairs.values()}),
         "pairs_found": len(adapter.pairs),
         "pairs_applied": len(applied),
-        "pairs_changed": len(applied - unchanged),
+        "pairs_changed": len(changed),
         "factors_sha256": factors_digest(adapter),
         "survival": _survival(total),
         "survival_by_tensor": {name: _survival(t.survival) for name, t in merged.items()},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,15 @@ Write = Callable[[Path], dict[str, str]]
 """Writes a job into an empty directory; returns file names with their sha256 where it knows it."""
 
 
-def run(job: Job, out: Path, write: Write, *, force: bool, command: list[str]) -> dict[str, Any]:
+def run(
+    job: Job,
+    out: Path,
+    write: Write,
+    *,
+    force: bool,
+    command: list[str],
+    inputs: Iterable[Path] = (),
+) -> dict[str, Any]:
     """Write ``job`` to ``out`` and return the ledger, which is also written there.
 
     Args:
@@ -25,12 +33,13 @@ def run(job: Job, out: Path, write: Write, *, force: bool, command: list[str]) -
         write: How to write it.
         force: Whether a non-empty ``out`` may be replaced.
         command: The command line, for the ledger.
+        inputs: See `check_run`.
 
     Raises:
         OutputError: If ``out`` must not be written or what was written reads back wrong.
     """
     start = time.monotonic()
-    check_run(job, out, force=force)
+    check_run(job, out, force=force, inputs=inputs)
     with fresh_directory(out) as directory:
         digests = write(directory)
         ledger = make_ledger(job, command, time.monotonic() - start)
@@ -40,14 +49,21 @@ def run(job: Job, out: Path, write: Write, *, force: bool, command: list[str]) -
     return ledger
 
 
-def check_run(job: Job, out: Path, *, force: bool) -> None:
+def check_run(job: Job, out: Path, *, force: bool, inputs: Iterable[Path] = ()) -> None:
     """Refuse ``out`` where writing ``job`` there would cost the user something.
+
+    Args:
+        job: What would be written.
+        out: Where.
+        force: Whether a non-empty ``out`` may be replaced.
+        inputs: The paths that the user gave, where they may hold more than what is read, such as
+            the root of an Orbax checkpoint.
 
     Raises:
         OutputError: See `check_output`.
     """
-    inputs = [Path(source.source) for source in job.plan.sources]
+    read = [Path(source.source) for source in job.plan.sources if source.source]
     nbytes = job.plan.target.nbytes + sum(
         path.stat().st_size for path in job.plan.target.files.values()
     )
-    check_output(out, inputs, nbytes, force=force)
+    check_output(out, [*inputs, *read], nbytes, force=force)

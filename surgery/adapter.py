@@ -98,19 +98,25 @@ def _pair(source: str, stem: str, sides: Mapping[str, Tensor]) -> Pair:
     return pair
 
 
-def resolve_alpha(metadata: Mapping[str, Any], given: float | None, source: str) -> float:
-    """The alpha of an adapter: from the checkpoint's custom metadata, else as given.
+def stored_alpha(metadata: Mapping[str, Any]) -> float | None:
+    """The alpha in a checkpoint's custom metadata, if it is there.
 
     ``{"lora": {"alpha": 16}}``, ``{"lora_alpha": 16}`` and ``{"alpha": 16}`` are understood.
-
-    Raises:
-        AdapterError: If neither says it, or they disagree.
     """
     custom = metadata.get("custom_metadata") or {}
     nested = custom.get("lora")
     places = [nested.get("alpha") if isinstance(nested, Mapping) else None]
     places += [custom.get("lora_alpha"), custom.get("alpha")]
-    stored = next((float(v) for v in places if isinstance(v, int | float)), None)
+    return next((float(v) for v in places if isinstance(v, int | float)), None)
+
+
+def resolve_alpha(metadata: Mapping[str, Any], given: float | None, source: str) -> float:
+    """The alpha of an adapter: from the checkpoint's custom metadata, else as given.
+
+    Raises:
+        AdapterError: If neither says it, or they disagree.
+    """
+    stored = stored_alpha(metadata)
     if stored is None and given is None:
         raise AdapterError(
             f"{source}: alpha is not stored in the checkpoint, and it cannot be guessed: "

@@ -78,9 +78,11 @@ class LowRank(Tensor):
         rank = (0, self.pair.rank)
         a = self.pair.a.read((*(ranges[axis] for axis in self.inputs), rank)).astype(np.float32)
         b = self.pair.b.read((rank, *(ranges[axis] for axis in self.outputs))).astype(np.float32)
-        product = a.reshape(-1, self.pair.rank) @ b.reshape(self.pair.rank, -1)
+        # Outputs first, as Hugging Face stores its matrices: a delta on its way there is then
+        # contiguous, and adding it does not stride through memory.
+        product = b.reshape(self.pair.rank, -1).T @ a.reshape(-1, self.pair.rank).T
         product *= self.scale
-        text = f"({' '.join(self.inputs)}) ({' '.join(self.outputs)}) -> {' '.join(self.axes)}"
+        text = f"({' '.join(self.outputs)}) ({' '.join(self.inputs)}) -> {' '.join(self.axes)}"
         delta: Array = einops.rearrange(product, text, **sizes)
         return delta
 
@@ -111,18 +113,14 @@ class Merged(Tensor):
 
     def read(self, box: Box) -> Array:
         weight = self.weight.read(box)
-        wide = weight.astype(np.promote_types(np.float32, _numpy_native(weight.dtype)))
+        # float64 stays float64; everything narrower is added in float32
+        wide = weight.astype(np.float64 if weight.dtype == np.float64 else np.float32)
         delta = self.deltas[0].read(box)
         for other in self.deltas[1:]:
             delta = delta + other.read(box)
         merged = (wide + delta).astype(self.dtype)
         self._seen[box] = _survival(wide, delta, merged)
         return merged
-
-
-def _numpy_native(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """float64 stays float64; everything narrower is added in float32."""
-    return dtype if dtype == np.float64 else np.dtype(np.float32)
 
 
 def _survival(wide: Array, delta: Array, merged: Array) -> Survival:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gemma_convert.console import command_line, progress
@@ -19,6 +19,7 @@ def execute(
     out: Path,
     writer: Writer,
     *,
+    inputs: Sequence[Path],
     force: bool,
     dry_run: bool,
     as_json: bool,
@@ -26,13 +27,23 @@ def execute(
 ) -> None:
     """Carry out ``job``, or with ``dry_run`` show what it would do.
 
+    Args:
+        job: What to do.
+        out: The directory to be made.
+        writer: How to write it.
+        inputs: The paths of the inputs as the user gave them; ``out`` must lie outside.
+        force: Whether a non-empty ``out`` may be replaced.
+        dry_run: Show the plan and write nothing.
+        as_json: Print plan or ledger as JSON.
+        quiet: Print nothing else.
+
     Raises:
         OutputError: If ``out`` must not be written or what was written reads back wrong.
     """
     if not quiet:
         show_notes(job)
     if dry_run:
-        check_run(job, out, force=force)
+        check_run(job, out, force=force, inputs=inputs)
         show_plan(job, as_json=as_json)
         return
 
@@ -40,6 +51,6 @@ def execute(
         with progress("converting", 2 * job.plan.target.nbytes, quiet=quiet) as advance:
             return writer(directory, advance)
 
-    ledger = run(job, out, write, force=force, command=command_line())
+    ledger = run(job, out, write, force=force, command=command_line(), inputs=inputs)
     if as_json or not quiet:
         show_ledger(ledger, as_json=as_json)

@@ -51,9 +51,18 @@ def command(
 
     job = hf_to_orbax(open_base(directory), dtype=from_config(dtype) if dtype else None)
 
-    def write(directory: Path, advance: Callable[[int], None]) -> dict[str, str]:
-        write_orbax(job.plan.target, directory, progress=advance)
-        verify_orbax(job.plan.target, directory, progress=advance)
+    def write(new: Path, advance: Callable[[int], None]) -> dict[str, str]:
+        write_orbax(job.plan.target, new, progress=advance)
+        verify_orbax(job.plan.target, new, progress=advance)
         return {}
 
-    execute(job, out, write, force=force, dry_run=dry_run, as_json=as_json, quiet=quiet)
+    execute(
+        job,
+        out,
+        write,
+        inputs=(directory,),
+        force=force,
+        dry_run=dry_run,
+        as_json=as_json,
+        quiet=quiet,
+    )

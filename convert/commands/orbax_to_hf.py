@@ -73,4 +73,13 @@ def command(
         )
         return {file.name: file.sha256 for file in files}
 
-    execute(job, out, write, force=force, dry_run=dry_run, as_json=as_json, quiet=quiet)
+    execute(
+        job,
+        out,
+        write,
+        inputs=(checkpoint, base),
+        force=force,
+        dry_run=dry_run,
+        as_json=as_json,
+        quiet=quiet,
+    )

@@ -75,8 +75,15 @@ def _replace(temporary: Path, out: Path) -> None:
         temporary.rename(out)
         return
     aside = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".old", dir=out.parent))
-    out.rename(aside / out.name)
-    temporary.rename(out)
+    old = aside / out.name
+    try:
+        out.rename(old)
+        temporary.rename(out)
+    except BaseException:
+        if old.exists():
+            old.rename(out)
+        aside.rmdir()
+        raise
     shutil.rmtree(aside)
 
 

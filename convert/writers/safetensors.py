@@ -22,6 +22,7 @@ from gemma_convert.convert.tensor import Tensor, blocks, extent, slices
 
 DEFAULT_SHARD_BYTES = 5 * 10**9
 INDEX_NAME = "model.safetensors.index.json"
+_FAILING = "the disk or its file system is failing; nothing was kept"
 
 Progress = Callable[[int], None]
 
@@ -131,27 +132,36 @@ def verify_shard(directory: Path, shard: Shard, written: Written, progress: Prog
     from safetensors import safe_open
 
     path = directory / shard.name
-    with safe_open(path, framework="numpy") as file:
-        names = set(file.keys())
-    if names != set(shard.tensors):
-        raise OutputError(f"{path}: read back with other tensors than were written")
+    found = _described(path)
+    if found.keys() != shard.tensors.keys():
+        raise OutputError(f"{path}: read back with other tensors than were written", _FAILING)
     for name, tensor in shard.tensors.items():
+        shape, dtype = found[name]
+        if (shape, dtype) != (tensor.shape, dtypes.to_safetensors(tensor.dtype)):
+            raise OutputError(f"{path}: {name}: read back as {dtype} {list(shape)}", _FAILING)
         digest = hashlib.sha256()
         for box in blocks(tensor):
             with safe_open(path, framework="numpy") as file:
-                view = file.get_slice(name)
-                found = (tuple(view.get_shape()), view.get_dtype())
-                data = view[slices(box)] if box else file.get_tensor(name)
-            if found != (tensor.shape, dtypes.to_safetensors(tensor.dtype)):
-                raise OutputError(f"{path}: {name}: read back as {found[1]} {list(found[0])}")
+                data = file.get_slice(name)[slices(box)] if box else file.get_tensor(name)
             data = np.ascontiguousarray(data).reshape(extent(box))
             digest.update(data.reshape(-1).view(np.uint8).data)
             progress(data.nbytes)
         if digest.hexdigest() != written.tensors[name]:
             raise OutputError(
-                f"{path}: {name}: the values read back differ from those written",
-                "the disk or its file system is failing; nothing was kept",
+                f"{path}: {name}: the values read back differ from those written", _FAILING
             )
+
+
+def _described(path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Name to shape and dtype of every tensor, as the safetensors library reads the header."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            views = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            return {n: (tuple(view.get_shape()), view.get_dtype()) for n, view in views.items()}
+    except SafetensorError as error:
+        raise OutputError(f"{path}: cannot be read back: {error}", _FAILING) from error
 
 
 def _header(tensors: Mapping[str, Tensor]) -> bytes:

@@ -411,6 +411,9 @@ def test_unfinished_saves(root: Path) -> None:
     for name in ("20.orbax-checkpoint-tmp", "20.orbax-checkpoint-tmp/model_params", "30"):
         with pytest.raises(InputError, match="unfinished Orbax save; give a finished step"):
             open_checkpoint(root / name)
+    (root / "20.orbax-checkpoint-tmp" / "_CHECKPOINT_METADATA").unlink()
+    with pytest.raises(InputError, match="unfinished Orbax save; give a finished step"):
+        open_checkpoint(root / "20.orbax-checkpoint-tmp" / "model_params")
     shutil.rmtree(root / "9")
     shutil.rmtree(root / "10")
     with pytest.raises(InputError, match=r"no finished step; unfinished: 20\.orbax.*, 30; save it"):

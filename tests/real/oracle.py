@@ -22,7 +22,9 @@ DELTAS = {
 }
 
 
-def merge(base: Mapping[str, Array], factors: Mapping[str, Array], alpha: float) -> dict[str, Array]:
+def merge(
+    base: Mapping[str, Array], factors: Mapping[str, Array], alpha: float
+) -> dict[str, Array]:
     """Add ``alpha / r * A.B`` to the weights, in float32."""
     merged = dict(base)
     for path in (name.removesuffix("_lora_a") for name in factors if name.endswith("_lora_a")):
@@ -48,7 +50,7 @@ def read_weights(hf_dir: Path) -> dict[str, Array]:
 
 
 def hf_model(hf_dir: Path, weights: Mapping[str, Array] | None = None) -> Any:
-    """transformers' model in float32, with other weights if given."""
+    """The model in transformers, in float32, with other weights if given."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -62,7 +64,7 @@ def hf_model(hf_dir: Path, weights: Mapping[str, Array] | None = None) -> Any:
 
 
 def hf_logits(model: Any, token_ids: list[int]) -> Array:
-    """transformers' logits ``(tokens, vocabulary)`` in float32, without a KV cache."""
+    """Its logits ``(tokens, vocabulary)`` in float32, without a KV cache."""
     import torch
 
     with torch.inference_mode():
@@ -71,10 +73,11 @@ def hf_logits(model: Any, token_ids: list[int]) -> Array:
 
 
 def hf_greedy(model: Any, token_ids: list[int], count: int) -> list[int]:
-    """The next ``count`` tokens by transformers' greedy search, stopping at nothing."""
+    """The next tokens by transformers' greedy search, at most ``count``."""
     import torch
 
+    ids = torch.tensor([token_ids])
     output = model.generate(
-        torch.tensor([token_ids]), max_new_tokens=count, min_new_tokens=count, do_sample=False
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False
     )
     return [int(token) for token in output[0, len(token_ids) :]]

@@ -7,6 +7,7 @@ without DIR it prints the cached checkpoint.
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -135,16 +136,27 @@ def restored_model(hf_dir: Path, orbax_dir: Path) -> Any:
 def logits(model: Any, token_ids: list[int]) -> npt.NDArray[np.float32]:
     """Tunix's float32 logits ``(tokens, vocabulary)``, any length, without a KV cache."""
     import jax
-    import jax.numpy as jnp
+
+    # Padding on the right (masked, and behind every real token) lets lengths share a compilation.
+    padding = -len(token_ids) % 64
+    tokens = np.pad(np.asarray([token_ids]), ((0, 0), (0, padding)))
+    mask = np.arange(tokens.shape[1])[None] < len(token_ids)
+    with jax.default_matmul_precision("highest"):
+        output = _forward()(model, tokens, mask)
+    return np.asarray(output[0, : len(token_ids)], np.float32)
+
+
+@functools.cache
+def _forward() -> Any:
+    """The compiled forward pass, with positions and mask as Tunix's trainer builds them."""
+    from flax import nnx
     from tunix.sft import utils
 
-    tokens = jnp.asarray([token_ids])
-    mask = jnp.ones_like(tokens, dtype=bool)
-    with jax.default_matmul_precision("highest"):
-        output, _ = model(
-            tokens, utils.build_positions_from_mask(mask), None, utils.make_causal_attn_mask(mask)
-        )
-    return np.asarray(output[0], np.float32)
+    def forward(model: Any, tokens: Any, mask: Any) -> Any:
+        positions = utils.build_positions_from_mask(mask)
+        return model(tokens, positions, None, utils.make_causal_attn_mask(mask))[0]
+
+    return nnx.jit(forward)
 
 
 def tunix_logits(hf_dir: Path, orbax_dir: Path, token_ids: list[int]) -> npt.NDArray[np.float32]:

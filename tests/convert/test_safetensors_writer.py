@@ -1,0 +1,220 @@
+"""The safetensors writer against the safetensors library, and its own check of what it wrote."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from gemma_convert.convert import tensor as tensors
+from gemma_convert.convert.errors import OutputError
+from gemma_convert.convert.tensor import Array, ArrayTensor, Tensor
+from gemma_convert.convert.writers import hf
+from gemma_convert.convert.writers import safetensors as writer
+from gemma_convert.convert.writers.hf import write_hf
+from gemma_convert.convert.writers.safetensors import shard, verify_shard, write_shard
+from tests.checkpoints import BF16, assert_same_bits, memory, read_hf
+
+INDEX = "model.safetensors.index.json"
+
+
+def ignore(nbytes: int) -> None:
+    """Progress that nobody watches."""
+
+
+def lazy(values: dict[str, Array]) -> dict[str, Tensor]:
+    return {name: ArrayTensor(array) for name, array in values.items()}
+
+
+def write(directory: Path, values: dict[str, Array], max_bytes: int = 10**9) -> dict[str, Array]:
+    for part in shard(lazy(values), max_bytes):
+        verify_shard(directory, part, write_shard(directory, part, ignore), ignore)
+    return read_hf(directory)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(4.0).reshape(2, 2).T,
+        np.arange(8, dtype=np.float32).reshape(2, 4)[:, ::2],
+        np.arange(6, dtype=np.float32).reshape(2, 3).astype(ml_dtypes.bfloat16).T,
+        np.arange(24, dtype=np.float16).reshape(2, 3, 4).transpose(2, 0, 1),
+        np.arange(6, dtype=np.float32)[::-1],
+        np.broadcast_to(np.float32(1.5), (3, 5)),
+        np.array(2.5, np.float32),
+        np.zeros((0, 3), np.float32),
+        np.array([0x7FC1, 0xFF81, 0x8000], np.uint16).view(BF16),
+        np.arange(5, dtype=np.int64),
+    ],
+    ids=["T", "stride", "bf16.T", "3d", "reversed", "broadcast", "scalar", "empty", "nan", "int"],
+)
+def test_strided_arrays(tmp_path: Path, array: Array) -> None:
+    """F01: the values, not the memory behind them."""
+    found = write(tmp_path, {"x": array})["x"]
+    assert found.dtype == array.dtype
+    assert found.shape == array.shape
+    assert found.tolist() == array.tolist() or np.isnan(array.astype(np.float32)).any()
+    assert found.tobytes() == np.ascontiguousarray(array).tobytes()
+
+
+def test_the_transposed_square_by_hand(tmp_path: Path) -> None:
+    found = write(tmp_path, {"x": np.arange(4.0).reshape(2, 2).T})
+    assert found["x"].tolist() == [[0.0, 2.0], [1.0, 3.0]]
+
+
+@pytest.mark.parametrize("block_bytes", [2, 7, 64])
+def test_block_by_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int) -> None:
+    monkeypatch.setattr(
+        writer, "blocks", lambda tensor: tensors.blocks(tensor, block_bytes=block_bytes)
+    )
+    values = {
+        "a": np.arange(105, dtype=np.float32).reshape(3, 5, 7).transpose(2, 0, 1),
+        "b": np.arange(10).astype(BF16),
+    }
+    assert_same_bits(write(tmp_path, values), values)
+
+
+def test_every_tensor_is_aligned_in_a_file_of_mixed_dtypes(tmp_path: Path) -> None:
+    values = {
+        "a": np.arange(3, dtype=np.uint8),
+        "b": np.arange(3, dtype=np.float32),
+        "c": np.arange(5).astype(BF16),
+        "d": np.arange(3, dtype=np.float64),
+    }
+    assert_same_bits(write(tmp_path, values), values)
+    data = (tmp_path / "model.safetensors").read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    for name, array in values.items():
+        assert (8 + length + header[name]["data_offsets"][0]) % array.dtype.itemsize == 0
+
+
+def test_shards_hold_at_most_the_limit_each_in_the_order_given() -> None:
+    sizes = {"a": 4, "b": 7, "c": 1, "d": 3, "e": 20, "f": 2, "g": 9}
+    parts = shard(lazy({n: np.zeros(size, np.uint8) for n, size in sizes.items()}), 11)
+    assert [list(part.tensors) for part in parts] == [["a", "b"], ["c", "d"], ["e"], ["f", "g"]]
+    assert [part.name for part in parts] == [f"model-0000{i}-of-00004.safetensors" for i in "1234"]
+    assert [part.nbytes for part in parts] == [11, 4, 20, 11]
+
+
+def test_one_file_has_no_number_and_no_index(tmp_path: Path) -> None:
+    checkpoint = memory({"a": np.ones(3, np.float32)}, config={})
+    write_hf(checkpoint, tmp_path, max_shard_bytes=100, progress=ignore)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_index_and_metadata(tmp_path: Path) -> None:
+    """F21: the total is what was written, and every file says format pt."""
+    values = {f"x{i}": np.full((i, 3), i, np.float32) for i in range(1, 8)}
+    values["half"] = np.ones(5, BF16)
+    files = write_hf(memory(values), tmp_path, max_shard_bytes=100, progress=ignore)
+    index = json.loads((tmp_path / INDEX).read_text())
+    assert index["metadata"] == {"total_size": sum(array.nbytes for array in values.values())}
+    assert sorted(set(index["weight_map"].values())) == [file.name for file in files]
+    assert len(files) > 2
+    for file in files:
+        with safe_open(tmp_path / file.name, framework="numpy") as opened:
+            assert opened.metadata() == {"format": "pt"}
+            assert {n for n, f in index["weight_map"].items() if f == file.name} == set(
+                opened.keys()
+            )
+    assert_same_bits(read_hf(tmp_path), values)
+
+
+def test_what_is_known_of_a_written_file(tmp_path: Path) -> None:
+    [part] = shard(lazy({"a": np.arange(9, dtype=np.float32), "b": np.ones((2, 3), BF16)}), 100)
+    done: list[int] = []
+    written = write_shard(tmp_path, part, done.append)
+    data = (tmp_path / part.name).read_bytes()
+    assert written.nbytes == len(data)
+    assert written.sha256 == hashlib.sha256(data).hexdigest()
+    for name, tensor in part.tensors.items():
+        assert written.tensors[name] == hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
+    assert sum(done) == part.nbytes
+
+
+def test_a_file_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
+    [part] = shard(lazy({"a": np.ones(3, np.float32)}), 100)
+    (tmp_path / part.name).write_text("mine")
+    with pytest.raises(FileExistsError):
+        write_shard(tmp_path, part, ignore)
+    assert (tmp_path / part.name).read_text() == "mine"
+
+
+def flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("position", [-1, -12, -13, -36])
+def test_a_flipped_bit_is_found(tmp_path: Path, position: int) -> None:
+    [part] = shard(lazy({"a": np.ones(6, np.float32), "b": np.arange(12, dtype=np.uint8)}), 100)
+    written = write_shard(tmp_path, part, ignore)
+    verify_shard(tmp_path, part, written, ignore)
+    flip(tmp_path / part.name, position)
+    name = "b" if position >= -12 else "a"
+    with pytest.raises(OutputError, match=f"{name}: the values read back differ from those"):
+        verify_shard(tmp_path, part, written, ignore)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"b": np.ones(6, np.float32)}, "read back with other tensors than were written"),
+        ({"a": np.ones((2, 3), np.float32)}, r"a: read back as F32 \[2, 3\]"),
+        ({"a": np.ones(6, np.int32)}, r"a: read back as I32 \[6\]"),
+    ],
+)
+def test_another_file_in_its_place_is_found(
+    tmp_path: Path, other: dict[str, Array], message: str
+) -> None:
+    [part] = shard(lazy({"a": np.ones(6, np.float32)}), 100)
+    written = write_shard(tmp_path, part, ignore)
+    (tmp_path / part.name).unlink()
+    write_shard(tmp_path, shard(lazy(other), 100)[0], ignore)
+    with pytest.raises(OutputError, match=message):
+        verify_shard(tmp_path, part, written, ignore)
+
+
+def test_a_broken_header_is_found(tmp_path: Path) -> None:
+    [part] = shard(lazy({"a": np.ones(6, np.float32)}), 100)
+    written = write_shard(tmp_path, part, ignore)
+    flip(tmp_path / part.name, 1)
+    with pytest.raises(OutputError, match="cannot be read back: .*the disk or its file system"):
+        verify_shard(tmp_path, part, written, ignore)
+
+
+def test_a_flip_between_write_and_verify_fails_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken_disk(directory: Path, part: Any, progress: Any) -> Any:
+        written = write_shard(directory, part, progress)
+        flip(directory / part.name, -1)
+        return written
+
+    monkeypatch.setattr(hf, "write_shard", broken_disk)
+    checkpoint = memory({"a": np.ones(6, np.float32)})
+    with pytest.raises(OutputError, match="the disk or its file system is failing"):
+        write_hf(checkpoint, tmp_path, max_shard_bytes=100, progress=ignore)
+
+
+def test_side_files_travel_and_config_says_the_dtype_of_most_weights(tmp_path: Path) -> None:
+    template = tmp_path / "named.jinja"
+    template.write_text("{{ bos_token }}")
+    (tmp_path / "out").mkdir()
+    values = {"a": np.ones((5, 5), BF16), "b": np.ones(9, np.float32), "c": np.ones(99, np.int8)}
+    checkpoint = memory(
+        values, config={"ü": 1}, files={"additional_chat_templates/named.jinja": template}
+    )
+    write_hf(checkpoint, tmp_path / "out", max_shard_bytes=10**6, progress=ignore)
+    copied = tmp_path / "out" / "additional_chat_templates" / "named.jinja"
+    assert copied.read_text() == "{{ bos_token }}"
+    config = (tmp_path / "out" / "config.json").read_text(encoding="utf-8")
+    assert json.loads(config) == {"ü": 1, "dtype": "bfloat16"}

@@ -128,7 +128,7 @@ def _has_every_row(family: Family, seen: _Seen) -> bool:
 def _fits(model: Model, layers: int, seen: _Seen) -> bool:
     if len(model.layers) != layers:
         return False
-    sizes: dict[str, set[int]] = {axis: {size} for axis, size in model.sizes.items()}
+    sizes: dict[str, set[int]] = {axis: {size} for axis, size in model.common.sizes.items()}
     for layer in model.layers:
         for axis, size in layer.sizes.items():
             sizes.setdefault(axis, set()).add(size)

@@ -124,7 +124,7 @@ def _guessed(weights: Checkpoint, pairs: dict[str, Pair], spelling: Spelling) ->
 
 
 def _sizes(model: Model) -> dict[str, list[int]]:
-    sizes: dict[str, set[int]] = {axis: {size} for axis, size in model.sizes.items()}
+    sizes: dict[str, set[int]] = {axis: {size} for axis, size in model.common.sizes.items()}
     for layer in model.layers:
         for axis, size in layer.sizes.items():
             sizes.setdefault(axis, set()).add(size)

@@ -16,10 +16,11 @@ from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import AdapterError, ConfigError, InputError, LayoutError
 from gemma_convert.convert.layouts import HF, TUNIX, Spelling
 from gemma_convert.convert.model import Model, read_model, text_config
-from gemma_convert.convert.plan import Plan, make_plan
+from gemma_convert.convert.plan import Plan, make_plan, reached
 from gemma_convert.convert.registry import detect, families
 from gemma_convert.convert.relayout import relayout
 from gemma_convert.convert.tensor import Tensor, blocks, cast
+from gemma_convert.convert.vocabulary import as_stored, embedding_name, fit_vocabulary
 from gemma_convert.surgery.adapter import Adapter, check_values, resolve_alpha, split_factors
 from gemma_convert.surgery.merge_lora import merge
 
@@ -69,8 +70,13 @@ def orbax_to_hf(
     if weights:
         _require_tied(model)
         spelled = detect(weights, checkpoint.source)
-        target = relayout(weights, model, spelled, spelling)
-        dropped |= dict.fromkeys(text, "the checkpoint has its own weights")
+        stored = as_stored(model, weights, spelled)
+        target = relayout(weights, stored, spelled, spelling)
+        embedding = text.get(embedding_name(model, spelling))
+        target = fit_vocabulary(target, model, spelling, embedding)
+        read = reached(target)
+        own = {name: tensor for name, tensor in text.items() if id(tensor) not in read}
+        dropped |= dict.fromkeys(own, "the checkpoint has its own weights")
     elif text:
         target = relayout(base.replace(tensors=text), model, spelling, spelling)
     else:
@@ -94,6 +100,7 @@ def orbax_to_hf(
     target = base.replace(
         tensors={name: _stored(tensor, dtype) for name, tensor in tensors.items()},
         dropped={**checkpoint.dropped, **dropped},
+        notes=target.notes,
     )
     return Job(make_plan(target, (checkpoint, base)), model, adapter)
 
@@ -114,7 +121,9 @@ def hf_to_orbax(base: Checkpoint, *, dtype: DType | None = None) -> Job:
         raise InputError(f"{base.source}: no weights", "give a directory with safetensors")
     _require_tied(model)
     spelling = _hf_spelling(base, model, text)
-    target = relayout(base.replace(tensors=text), model, spelling, Spelling(TUNIX, ""))
+    tunix = Spelling(TUNIX, "")
+    target = relayout(base.replace(tensors=text), model, spelling, tunix)
+    target = fit_vocabulary(target, model, tunix)
     dropped |= dict.fromkeys(rest, "not part of the text model, which is all that is converted")
     target = target.replace(
         tensors={name: _stored(tensor, dtype) for name, tensor in target.items()},

@@ -6,7 +6,8 @@ wrappers of one layout, so a layout lists its prefixes, the most specific first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -17,11 +18,15 @@ class Layout:
         name: As typed on the command line.
         prefixes: What may stand before a text parameter's name.
         default_prefix: The one written when no base says otherwise.
+        vocabulary: Rows of the embedding where they differ from config.json's vocab_size.
+        wants_unread: Whether its models have the parameters that nothing reads (`Row.unread`).
     """
 
     name: str
     prefixes: tuple[str, ...]
     default_prefix: str
+    vocabulary: Mapping[int, int] = field(default_factory=dict)
+    wants_unread: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,10 @@ HF = Layout(
     ),
     "model.",
 )
-TUNIX = Layout("tunix", ("",), "")
+# The embeddings of the JAX world: padded for Gemma 1 and 2, without the 64 last rows, which no
+# token uses, for the multimodal Gemma 3.
+_JAX_VOCABULARY = {256000: 256128, 262208: 262144}
+
+TUNIX = Layout("tunix", ("",), "", _JAX_VOCABULARY, wants_unread=True)
 
 LAYOUTS = {layout.name: layout for layout in (HF, TUNIX)}

@@ -8,7 +8,7 @@ is made; nothing is inferred silently.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gemma_convert.convert.errors import ConfigError
@@ -17,11 +17,19 @@ from gemma_convert.convert.rows import Family, Layer, Row
 
 @dataclass(frozen=True)
 class Parameter:
-    """A row at one place of one model: a logical parameter whose axes have sizes."""
+    """A row at one place of one model: a logical parameter whose axes have sizes.
+
+    Attributes:
+        row: Its names and axis orders.
+        index: The layer, or None outside the layers.
+        sizes: Sizes of all axes.
+        unread: The model never reads it, so it may be absent.
+    """
 
     row: Row
     index: int | None
     sizes: Mapping[str, int]
+    unread: bool = False
 
     def parts(self, layout: str) -> list[tuple[str, dict[str, int]]]:
         """The tensors that hold it in ``layout``.
@@ -48,39 +56,34 @@ class Model:
     Attributes:
         family: Its rows.
         layers: What each layer is, with the sizes of its axes.
-        sizes: Sizes of the axes outside the layers.
+        common: What all layers have in common, with the sizes of the axes outside the layers.
         tied: Whether the head is the embedding.
         name: The public model of these dimensions, if it is one.
     """
 
     family: Family
     layers: tuple[Layer, ...]
-    sizes: Mapping[str, int]
+    common: Layer
     tied: bool
     name: str | None
 
     def parameters(self) -> list[Parameter]:
         """Every logical parameter of the model: the embedder's, then layer by layer."""
-        rows = self.family.rows
-        found = [
-            Parameter(r, None, self._with_words(r, self.sizes)) for r in rows if not r.per_layer
-        ]
+        outside = [row for row in self.family.rows if not row.per_layer]
+        inside = [row for row in self.family.rows if row.per_layer]
+        found = [_parameter(row, self.common) for row in outside if row.where(self.common)]
         for layer in self.layers:
-            found += [
-                Parameter(r, layer.index, self._with_words(r, layer.sizes))
-                for r in rows
-                if r.per_layer and r.where(layer)
-            ]
+            found += [_parameter(row, layer) for row in inside if row.where(layer)]
         return found
 
-    @staticmethod
-    def _with_words(row: Row, sizes: Mapping[str, int]) -> dict[str, int]:
-        words = {
-            axis: len(spelled)
-            for cell in row.cells.values()
-            for axis, spelled in cell.template.words.items()
-        }
-        return {**sizes, **words}
+    def with_vocabulary(self, size: int) -> Model:
+        """This model with another number of rows in the embedding."""
+        return replace(self, common=replace(self.common, sizes={**self.common.sizes, "v": size}))
+
+
+def _parameter(row: Row, layer: Layer) -> Parameter:
+    index = layer.index if row.per_layer else None
+    return Parameter(row, index, {**layer.sizes, **row.words}, row.unread(layer))
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -104,11 +107,13 @@ def read_model(config: Mapping[str, Any], families: Mapping[str, Family]) -> Mod
                 f"config.json: {key} = {values[key]}: {what} are not supported yet",
                 f"models that work: {', '.join(family.models)}",
             )
-    layers = tuple(_layer(i, kind, values) for i, kind in enumerate(_layer_types(values)))
+    common = _common(values)
+    kinds = _layer_types(values)
+    layers = tuple(_layer(i, kind, values, common) for i, kind in enumerate(kinds))
     return Model(
         family=family,
         layers=layers,
-        sizes={"v": _positive(values, "vocab_size"), "d": _positive(values, "hidden_size")},
+        common=common,
         tied=bool(config.get("tie_word_embeddings", values["tie_word_embeddings"])),
         name=_public_name(family, values),
     )
@@ -126,23 +131,63 @@ def _family(config: Mapping[str, Any], families: Mapping[str, Family]) -> Family
     )
 
 
-def _layer(index: int, kind: str, values: Mapping[str, Any]) -> Layer:
-    """One layer; Gemma 4's global layers have dimensions of their own (modeling_gemma4.py)."""
+# Axis to the config key of its size. Axes of parts that a model does not have are left out.
+_SIZES = {
+    "d": "hidden_size",
+    "n": "num_attention_heads",
+    "k": "num_key_value_heads",
+    "h": "head_dim",
+    "f": "intermediate_size",
+}
+_MOE_SIZES = {"e": "num_experts", "m": "moe_intermediate_size"}
+_PLE_SIZES = {
+    "p": "hidden_size_per_layer_input",
+    "w": "vocab_size_per_layer_input",
+    "l": "num_hidden_layers",
+}
+
+
+def _common(values: Mapping[str, Any]) -> Layer:
+    """What all layers have in common, as a layer that is none of the special ones."""
+    is_moe = bool(values.get("enable_moe_block"))
+    has_ple = bool(values.get("hidden_size_per_layer_input"))
+    keys = {"v": "vocab_size", **_SIZES}
+    keys |= _MOE_SIZES if is_moe else {}
+    keys |= _PLE_SIZES if has_ple else {}
+    return Layer(
+        index=-1,
+        is_global=False,
+        value_is_key=False,
+        shares_kv=False,
+        is_moe=is_moe,
+        has_ple=has_ple,
+        sizes={"c": 2, **{axis: _positive(values, key) for axis, key in keys.items()}},
+    )
+
+
+def _layer(index: int, kind: str, values: Mapping[str, Any], common: Layer) -> Layer:
+    """One layer; Gemma 4's have dimensions of their own (modeling_gemma4.py)."""
     is_global = kind == "full_attention"
     value_is_key = is_global and bool(values.get("attention_k_eq_v"))
-    head_dim = "global_head_dim" if is_global and values.get("global_head_dim") else "head_dim"
-    kv_heads = "num_key_value_heads"
+    first_shared = _positive(values, "num_hidden_layers") - (
+        values.get("num_kv_shared_layers") or 0
+    )
+    shares_kv = index >= first_shared
+    sizes = dict(common.sizes)
+    if is_global and values.get("global_head_dim"):
+        sizes["h"] = _positive(values, "global_head_dim")
     if value_is_key and values.get("num_global_key_value_heads"):
-        kv_heads = "num_global_key_value_heads"
-    keys = {
-        "d": "hidden_size",
-        "n": "num_attention_heads",
-        "k": kv_heads,
-        "h": head_dim,
-        "f": "intermediate_size",
-    }
-    sizes = {axis: _positive(values, key) for axis, key in keys.items()}
-    return Layer(index, is_global, value_is_key, sizes)
+        sizes["k"] = _positive(values, "num_global_key_value_heads")
+    if shares_kv and values.get("use_double_wide_mlp"):
+        sizes["f"] *= 2
+    return replace(
+        common,
+        index=index,
+        is_global=is_global,
+        value_is_key=value_is_key,
+        shares_kv=shares_kv,
+        sizes=sizes,
+    )
 
 
 def _layer_types(values: Mapping[str, Any]) -> list[str]:

@@ -41,16 +41,20 @@ def make_plan(target: Checkpoint, sources: Sequence[Checkpoint]) -> Plan:
         LayoutError: If a source tensor is neither read by some target tensor nor dropped with a
             reason, or is both.
     """
-    actions: dict[str, str] = {}
-    read: set[int] = set()
-    for name, tensor in target.items():
-        steps = list(ancestry(tensor))
-        read.update(id(step) for step in steps)
-        actions[name] = max((step.action for step in steps), key=ACTIONS.index)
+    actions = {
+        name: max((step.action for step in ancestry(tensor)), key=ACTIONS.index)
+        for name, tensor in target.items()
+    }
+    read = reached(target)
     for source in sources:
         for name, tensor in source.items():
             _prove(source, name, tensor, id(tensor) in read, name in target.dropped)
     return Plan(target, tuple(sources), actions, target.dropped)
+
+
+def reached(target: Checkpoint) -> set[int]:
+    """Identities of all tensors that ``target`` is computed from."""
+    return {id(step) for tensor in target.values() for step in ancestry(tensor)}
 
 
 def _prove(source: Checkpoint, name: str, tensor: Tensor, read: bool, dropped: bool) -> None:

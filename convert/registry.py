@@ -14,9 +14,9 @@ from gemma_convert.convert.rows import Family
 @cache
 def families() -> Mapping[str, Family]:
     """The families known, by name."""
-    from gemma_convert.convert.families import gemma3, gemma4
+    from gemma_convert.convert.families import gemma1, gemma2, gemma3, gemma4
 
-    return {module.FAMILY.name: module.FAMILY for module in (gemma3, gemma4)}
+    return {module.FAMILY.name: module.FAMILY for module in (gemma1, gemma2, gemma3, gemma4)}
 
 
 @dataclass(frozen=True)

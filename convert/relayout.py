@@ -18,7 +18,7 @@ from gemma_convert.convert.errors import LayoutError
 from gemma_convert.convert.layouts import Spelling
 from gemma_convert.convert.model import Model, Parameter
 from gemma_convert.convert.pattern import Pattern, Ranges, Sizes
-from gemma_convert.convert.tensor import Array, Box, Tensor, extent, slices
+from gemma_convert.convert.tensor import Array, Box, Tensor, Zeros, extent, slices
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Relaid(Tensor):
         at: Mapping[str, int],
         sizes: Sizes,
     ) -> None:
-        self.sources = [p for p in sources if all(at.get(a, i) == i for a, i in p.at.items())]
+        self.sources = [part for part in sources if _agree(part.at, at)]
         self.source = source
         self.target = target
         self.at = at
@@ -128,6 +128,8 @@ def relayout(
             "config.json and tensors belong to different models, or the checkpoint is incomplete",
         )
     made: dict[str, Tensor] = {}
+    filled: list[str] = []
+    dtype = next(iter(checkpoint.values())).dtype
     for parameter in model.parameters():
         parts = [
             Part(checkpoint[name], at)
@@ -136,7 +138,21 @@ def relayout(
         ]
         if parts:
             made.update(_target_tensors(parameter, parts, source, target))
-    return checkpoint.replace(tensors=made)
+        elif parameter.unread and target.layout.wants_unread and not partial:
+            shape = parameter.row.cells[target.layout.name].pattern.shape(parameter.sizes)
+            zeros = {name: Zeros(shape, dtype) for name, _ in _stored_names(parameter, target)}
+            made.update(zeros)
+            filled += zeros
+    return checkpoint.replace(tensors=made, notes=checkpoint.notes + _filled_note(filled))
+
+
+def _filled_note(names: list[str]) -> tuple[str, ...]:
+    if not names:
+        return ()
+    return (
+        f"{len(names)} tensors that the model has but never reads are not in the source and were "
+        f"filled with zeros, such as {names[0]}",
+    )
 
 
 def disagreements(
@@ -156,7 +172,7 @@ def disagreements(
         names = [name for name, _ in _stored_names(parameter, spelling)]
         known.update(names)
         found = {name: checkpoint[name] for name in names if name in checkpoint}
-        if found or not partial:
+        if not partial and (found or not parameter.unread):
             wrong += [f"{name}: missing ({parameter})" for name in names if name not in found]
         pattern = parameter.row.cells[spelling.layout.name].pattern
         wrong += [
@@ -186,12 +202,19 @@ def _target_tensors(
     to_cell = parameter.row.cells[target.layout.name]
     made: dict[str, Tensor] = {}
     for name, at in _stored_names(parameter, target):
+        if not any(_agree(part.at, at) for part in parts):
+            continue  # a delta that this tensor has no share in
         same = [part for part in parts if part.at == at]
         if same and from_cell.pattern == to_cell.pattern:
             made[name] = same[0].tensor  # nothing to do: the bytes can be copied
         else:
             made[name] = Relaid(parts, from_cell.pattern, to_cell.pattern, at, parameter.sizes)
     return made
+
+
+def _agree(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
+    """Whether two places can hold the same values: they name no axis at different positions."""
+    return all(other.get(axis, index) == index for axis, index in one.items())
 
 
 def _inside(at: Mapping[str, int], ranges: Ranges) -> bool:

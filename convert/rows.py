@@ -7,14 +7,16 @@ a LoRA pair belong.
 
 Axes of the Gemma family, as used in all tables:
 
-    v vocabulary    d hidden size    f feed-forward size    i layer
-    n query heads   k key/value heads   h head dimension    s key or value
+    v vocabulary    d hidden size       f feed-forward size   c gate or up
+    n query heads   k key/value heads   h head dimension      s query, key or value
+    i layer         e experts           m feed-forward size of an expert
+    l layers        p size of a layer's own embedding         w its vocabulary
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gemma_convert.convert import pattern as patterns
@@ -32,18 +34,32 @@ class Layer:
         index: Position in the stack.
         is_global: Full attention; else a sliding window.
         value_is_key: No value projection: the value is the key (Gemma 4 ``attention_k_eq_v``).
+        shares_kv: It uses the keys and values of an earlier layer; nothing reads its own.
+        is_moe: It has experts beside the MLP.
+        has_ple: The model has per-layer embeddings.
         sizes: Sizes of the axes in this layer.
     """
 
     index: int
     is_global: bool
     value_is_key: bool
+    shares_kv: bool
+    is_moe: bool
+    has_ple: bool
     sizes: Mapping[str, int]
 
 
-def every_layer(layer: Layer) -> bool:
+Where = Callable[[Layer], bool]
+
+
+def everywhere(layer: Layer) -> bool:
     """A row that stands in every layer."""
     return True
+
+
+def nowhere(layer: Layer) -> bool:
+    """The opposite of `everywhere`."""
+    return False
 
 
 @dataclass(frozen=True)
@@ -69,15 +85,26 @@ class Row:
         inputs: The axes contracted with the activations, in order. A LoRA pair of this row is
             A: inputs + r, B: r + the other axes, in the order of any layout's pattern. Empty where
             the parameter is not a matrix.
-        where: Whether a layer has this parameter.
+        where: Whether a layer has this parameter. A row outside the layers is asked with what all
+            layers have in common.
+        unread: Whether a layer has it but never reads it, so that it may be absent on the disk.
         per_layer: Whether there is one for each layer.
     """
 
     name: str
     cells: Mapping[str, Cell]
     inputs: tuple[str, ...]
-    where: Callable[[Layer], bool]
+    where: Where
+    unread: Where
     per_layer: bool
+
+    def only(self, where: Where) -> Row:
+        """This row, in the layers that ``where`` picks."""
+        return replace(self, where=where)
+
+    def may_lack(self, unread: Where) -> Row:
+        """This row, absent or unread in the layers that ``unread`` picks."""
+        return replace(self, unread=unread)
 
     @property
     def words(self) -> dict[str, int]:
@@ -93,7 +120,8 @@ def row(
     name: str,
     *,
     inputs: str = "",
-    where: Callable[[Layer], bool] = every_layer,
+    where: Where = everywhere,
+    unread: Where = nowhere,
     **cells: tuple[str, str],
 ) -> Row:
     """Make a row from plain text: ``row("q", inputs="d", hf=("...", "(n h) d"), tunix=...)``.
@@ -111,7 +139,7 @@ def row(
     layered = {"{i}" in text for text, _ in cells.values()}
     if len(layered) != 1:
         raise LayoutError(f"row {name}: {{i}} stands in some layouts only")
-    return Row(name, parsed, tuple(inputs.split()), where, layered.pop())
+    return Row(name, parsed, tuple(inputs.split()), where, unread, layered.pop())
 
 
 @dataclass(frozen=True)

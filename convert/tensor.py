@@ -18,8 +18,9 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 Box = tuple[tuple[int, int], ...]
 
-ACTIONS = ("copied", "rearranged", "cast", "merged")
-"""What can happen to a tensor, the least first: bytes as they are, a permutation, a rounding."""
+ACTIONS = ("copied", "rearranged", "filled", "cast", "merged")
+"""What can happen to a tensor, the least first: bytes as they are, a permutation, values that no
+source has, a rounding, a sum."""
 
 BLOCK_BYTES = 16 << 20
 """Default size of the blocks in which tensors are streamed."""
@@ -73,6 +74,19 @@ class ArrayTensor(Tensor):
 
     def read(self, box: Box) -> Array:
         return self.array[slices(box)]
+
+
+class Zeros(Tensor):
+    """A tensor that no source has, all zero."""
+
+    action = "filled"
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.shape = shape
+        self.dtype = dtype
+
+    def read(self, box: Box) -> Array:
+        return np.zeros(extent(box), self.dtype)
 
 
 class Elementwise(Tensor):

@@ -14,9 +14,9 @@ from gemma_convert.convert.jobs import Job
 
 def show_notes(job: Job) -> None:
     """Print what a user should know about how the inputs were opened."""
-    for source in job.plan.sources:
-        for note in source.notes:
-            click.echo(f"note: {note}", err=True)
+    told = (*job.plan.sources, job.plan.target)
+    for note in dict.fromkeys(note for checkpoint in told for note in checkpoint.notes):
+        click.echo(f"note: {note}", err=True)
 
 
 def plan_json(job: Job) -> dict[str, Any]:

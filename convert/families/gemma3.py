@@ -1,100 +1,22 @@
-"""Gemma 3, text: 270m and 1b.
+"""Gemma 3: 270m and 1b, and the text part of 4b, 12b and 27b.
 
 RMSNorm multiplies by (1 + w) in transformers, Tunix and DeepMind's library alike, so norms are
-copied. Checked against transformers 5.12.1 and Tunix 0.1.7 by their forward passes
-(tests/convert/test_logits.py).
+copied.
 """
 
-from gemma_convert.convert.rows import Family, row
-
-EMBEDDER = (
-    row(
-        "embedding",
-        hf=("embed_tokens.weight", "v d"),
-        tunix=("embedder.input_embedding", "v d"),
-    ),
-    row("final_norm", hf=("norm.weight", "d"), tunix=("final_norm.scale", "d")),
-)
-
-QUERY_AND_OUTPUT = (
-    row(
-        "q",
-        inputs="d",
-        hf=("layers.{i}.self_attn.q_proj.weight", "(n h) d"),
-        tunix=("layers.{i}.attn.q_einsum.w", "n d h"),
-    ),
-    row(
-        "o",
-        inputs="n h",
-        hf=("layers.{i}.self_attn.o_proj.weight", "d (n h)"),
-        tunix=("layers.{i}.attn.attn_vec_einsum.w", "n h d"),
-    ),
-    row(
-        "q_norm",
-        hf=("layers.{i}.self_attn.q_norm.weight", "h"),
-        tunix=("layers.{i}.attn._query_norm.scale", "h"),
-    ),
-    row(
-        "k_norm",
-        hf=("layers.{i}.self_attn.k_norm.weight", "h"),
-        tunix=("layers.{i}.attn._key_norm.scale", "h"),
-    ),
-)
-
-KEY_AND_VALUE = row(
-    "kv",
-    inputs="d",
-    hf=("layers.{i}.self_attn.{s:k_proj,v_proj}.weight", "(k h) d"),
-    tunix=("layers.{i}.attn.kv_einsum.w", "s k d h"),
-)
-
-FEED_FORWARD = (
-    row(
-        "gate",
-        inputs="d",
-        hf=("layers.{i}.mlp.gate_proj.weight", "f d"),
-        tunix=("layers.{i}.mlp.gate_proj.kernel", "d f"),
-    ),
-    row(
-        "up",
-        inputs="d",
-        hf=("layers.{i}.mlp.up_proj.weight", "f d"),
-        tunix=("layers.{i}.mlp.up_proj.kernel", "d f"),
-    ),
-    row(
-        "down",
-        inputs="f",
-        hf=("layers.{i}.mlp.down_proj.weight", "d f"),
-        tunix=("layers.{i}.mlp.down_proj.kernel", "f d"),
-    ),
-)
-
-NORMS = (
-    row(
-        "pre_attention_norm",
-        hf=("layers.{i}.input_layernorm.weight", "d"),
-        tunix=("layers.{i}.pre_attention_norm.scale", "d"),
-    ),
-    row(
-        "post_attention_norm",
-        hf=("layers.{i}.post_attention_layernorm.weight", "d"),
-        tunix=("layers.{i}.post_attention_norm.scale", "d"),
-    ),
-    row(
-        "pre_ffw_norm",
-        hf=("layers.{i}.pre_feedforward_layernorm.weight", "d"),
-        tunix=("layers.{i}.pre_ffw_norm.scale", "d"),
-    ),
-    row(
-        "post_ffw_norm",
-        hf=("layers.{i}.post_feedforward_layernorm.weight", "d"),
-        tunix=("layers.{i}.post_ffw_norm.scale", "d"),
-    ),
-)
+from gemma_convert.convert.families import common
+from gemma_convert.convert.rows import Family
 
 FAMILY = Family(
     name="gemma3",
-    rows=(*EMBEDDER, *QUERY_AND_OUTPUT, KEY_AND_VALUE, *FEED_FORWARD, *NORMS),
+    rows=(
+        *common.EMBEDDER,
+        *common.ATTENTION,
+        common.QUERY_NORM,
+        common.KEY_NORM,
+        *common.FEED_FORWARD,
+        *common.NORMS,
+    ),
     model_types=("gemma3_text", "gemma3"),
     # Gemma3TextConfig of transformers 5.12.1.
     defaults={
@@ -128,6 +50,33 @@ FAMILY = Family(
             "num_attention_heads": 4,
             "num_key_value_heads": 1,
             "head_dim": 256,
+        },
+        "gemma-3-4b": {
+            "vocab_size": 262208,
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "num_hidden_layers": 34,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+        },
+        "gemma-3-12b": {
+            "vocab_size": 262208,
+            "hidden_size": 3840,
+            "intermediate_size": 15360,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 256,
+        },
+        "gemma-3-27b": {
+            "vocab_size": 262208,
+            "hidden_size": 5376,
+            "intermediate_size": 21504,
+            "num_hidden_layers": 62,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 16,
+            "head_dim": 128,
         },
     },
 )

@@ -1,25 +1,57 @@
-"""Gemma 4, dense text: 31B, with its global layers whose value is the key.
+"""Gemma 4, text: 31B, 12B, 26B-A4B, E4B and E2B.
 
-Global layers have their own head dimension and number of key/value heads. With
-``attention_k_eq_v`` they have no value projection: Tunix then stores ``k_einsum`` instead of
-``kv_einsum``, Hugging Face has a k_proj alone. RMSNorm multiplies by w (no +1) everywhere.
-Checked against transformers 5.12.1 and Tunix 0.1.7 by their forward passes
-(tests/convert/test_logits.py).
+- Global layers have their own head dimension. With ``attention_k_eq_v`` they have their own
+  number of key/value heads too and no value projection: Tunix stores ``k_einsum`` there.
+- The last ``num_kv_shared_layers`` use the keys and values of earlier layers. On the Hub they
+  still carry projections that nothing reads; transformers 5 drops them, Tunix wants them.
+- Mixture of experts (26B-A4B): a dense MLP beside the experts, each with norms of its own.
+- Per-layer embeddings (E2B, E4B).
+- RMSNorm multiplies by w, not by 1 + w, everywhere.
 """
 
-from dataclasses import replace
+from gemma_convert.convert.families import common
+from gemma_convert.convert.rows import Family, Layer, row
 
-from gemma_convert.convert.families import gemma3
-from gemma_convert.convert.rows import Family, row
 
-KEY_AND_VALUE = replace(gemma3.KEY_AND_VALUE, where=lambda layer: not layer.value_is_key)
+def has_value(layer: Layer) -> bool:
+    """A layer with a value projection of its own."""
+    return not layer.value_is_key
 
-KEY_ONLY = row(
-    "k",
-    inputs="d",
-    where=lambda layer: layer.value_is_key,
-    hf=("layers.{i}.self_attn.k_proj.weight", "(k h) d"),
-    tunix=("layers.{i}.attn.k_einsum.w", "k d h"),
+
+def value_is_key(layer: Layer) -> bool:
+    """A global layer of a model with ``attention_k_eq_v``."""
+    return layer.value_is_key
+
+
+def shares_kv(layer: Layer) -> bool:
+    """A layer whose own keys and values nothing reads."""
+    return layer.shares_kv
+
+
+def is_moe(layer: Layer) -> bool:
+    """A layer with experts."""
+    return layer.is_moe
+
+
+def has_ple(layer: Layer) -> bool:
+    """A model with per-layer embeddings."""
+    return layer.has_ple
+
+
+ATTENTION = (
+    common.QUERY,
+    common.KEY_AND_VALUE.only(has_value).may_lack(shares_kv),
+    row(
+        "k",
+        inputs="d",
+        where=value_is_key,
+        unread=shares_kv,
+        hf=("layers.{i}.self_attn.k_proj.weight", "(k h) d"),
+        tunix=("layers.{i}.attn.k_einsum.w", "k d h"),
+    ),
+    common.OUTPUT,
+    common.QUERY_NORM,
+    common.KEY_NORM.may_lack(shares_kv),
 )
 
 LAYER_SCALAR = row(
@@ -28,18 +60,103 @@ LAYER_SCALAR = row(
     tunix=("layers.{i}.skip_scale", "1"),
 )
 
+# m expert feed-forward size, e experts. HF numbers the two branches of the sum 1 (dense), 2.
+EXPERTS = (
+    row(
+        "router",
+        inputs="d",
+        where=is_moe,
+        hf=("layers.{i}.router.proj.weight", "e d"),
+        tunix=("layers.{i}.moe.router_logits", "d e"),
+    ),
+    row(
+        "router_scale",
+        where=is_moe,
+        hf=("layers.{i}.router.scale", "d"),
+        tunix=("layers.{i}.moe.router_scale", "d"),
+    ),
+    row(
+        "per_expert_scale",
+        where=is_moe,
+        hf=("layers.{i}.router.per_expert_scale", "e"),
+        tunix=("layers.{i}.moe.per_expert_scale", "e"),
+    ),
+    row(
+        "experts_gate_up",
+        where=is_moe,
+        hf=("layers.{i}.experts.gate_up_proj", "e (c m) d"),
+        tunix=("layers.{i}.moe.gating_einsum", "e c m d"),
+    ),
+    row(
+        "experts_down",
+        where=is_moe,
+        hf=("layers.{i}.experts.down_proj", "e d m"),
+        tunix=("layers.{i}.moe.linear", "e m d"),
+    ),
+    common.norm("post_feedforward_layernorm_1", "dense_post_ffw_norm").only(is_moe),
+    common.norm("pre_feedforward_layernorm_2", "moe_pre_ffw_norm").only(is_moe),
+    common.norm("post_feedforward_layernorm_2", "moe_post_ffw_norm").only(is_moe),
+)
+
+# l layers, p size of a layer's own embedding, w its vocabulary.
+PER_LAYER_EMBEDDINGS = (
+    row(
+        "per_layer_embedding",
+        where=has_ple,
+        hf=("embed_tokens_per_layer.weight", "w (l p)"),
+        tunix=("embedder.per_layer_input_embedding", "w l p"),
+    ),
+    row(
+        "per_layer_model_projection",
+        inputs="d",
+        where=has_ple,
+        hf=("per_layer_model_projection.weight", "(l p) d"),
+        tunix=("embedder.per_layer_model_projection.w", "d l p"),
+    ),
+    row(
+        "per_layer_projection_norm",
+        where=has_ple,
+        hf=("per_layer_projection_norm.weight", "p"),
+        tunix=("embedder.per_layer_projection_norm.scale", "p"),
+    ),
+    row(
+        "per_layer_input_gate",
+        inputs="d",
+        where=has_ple,
+        hf=("layers.{i}.per_layer_input_gate.weight", "p d"),
+        tunix=("layers.{i}.per_layer_input_gate.w", "d p"),
+    ),
+    row(
+        "per_layer_projection",
+        inputs="p",
+        where=has_ple,
+        hf=("layers.{i}.per_layer_projection.weight", "d p"),
+        tunix=("layers.{i}.per_layer_projection.w", "p d"),
+    ),
+    common.norm("post_per_layer_input_norm", "post_per_layer_input_norm").only(has_ple),
+)
+
+_LARGE = {"vocab_size": 262144, "head_dim": 256, "global_head_dim": 512}
+_DENSE = {**_LARGE, "attention_k_eq_v": True, "hidden_size_per_layer_input": 0}
+_SMALL = {
+    **_LARGE,
+    "vocab_size_per_layer_input": 262144,
+    "hidden_size_per_layer_input": 256,
+    "num_attention_heads": 8,
+}
+
 FAMILY = Family(
     name="gemma4",
     rows=(
-        *gemma3.EMBEDDER,
-        *gemma3.QUERY_AND_OUTPUT,
-        KEY_AND_VALUE,
-        KEY_ONLY,
-        *gemma3.FEED_FORWARD,
-        *gemma3.NORMS,
+        *common.EMBEDDER,
+        *ATTENTION,
+        *common.FEED_FORWARD,
+        *common.NORMS,
         LAYER_SCALAR,
+        *EXPERTS,
+        *PER_LAYER_EMBEDDINGS,
     ),
-    model_types=("gemma4_text", "gemma4"),
+    model_types=("gemma4_text", "gemma4", "gemma4_unified_text", "gemma4_unified"),
     # Gemma4TextConfig of transformers 5.12.1.
     defaults={
         "vocab_size": 262144,
@@ -50,31 +167,64 @@ FAMILY = Family(
         "num_key_value_heads": 4,
         "head_dim": 256,
         "global_head_dim": 512,
+        "vocab_size_per_layer_input": 262144,
         "hidden_size_per_layer_input": 256,
+        "num_kv_shared_layers": 0,
         "sliding_window_pattern": 6,
         "last_layer_is_global": True,
         "tie_word_embeddings": True,
     },
-    unsupported={
-        "attention_bias": "attention biases",
-        "enable_moe_block": "mixture-of-experts layers",
-        "hidden_size_per_layer_input": "per-layer embeddings",
-        "num_kv_shared_layers": "layers that share keys and values",
-    },
+    unsupported={"attention_bias": "attention biases"},
     nested_prefix="model.language_model.",
     models={
         "gemma-4-31b": {
-            "vocab_size": 262144,
+            **_DENSE,
             "hidden_size": 5376,
             "intermediate_size": 21504,
             "num_hidden_layers": 60,
             "num_attention_heads": 32,
             "num_key_value_heads": 16,
             "num_global_key_value_heads": 4,
-            "head_dim": 256,
-            "global_head_dim": 512,
-            "attention_k_eq_v": True,
-            "hidden_size_per_layer_input": 0,
+        },
+        "gemma-4-26b-a4b": {
+            **_DENSE,
+            "hidden_size": 2816,
+            "intermediate_size": 2112,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "num_global_key_value_heads": 2,
+            "enable_moe_block": True,
+            "num_experts": 128,
+            "top_k_experts": 8,
+            "moe_intermediate_size": 704,
+        },
+        "gemma-4-12b": {
+            **_DENSE,
+            "hidden_size": 3840,
+            "intermediate_size": 15360,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "num_global_key_value_heads": 1,
+        },
+        "gemma-4-e4b": {
+            **_SMALL,
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "num_hidden_layers": 42,
+            "num_key_value_heads": 2,
+            "num_kv_shared_layers": 18,
+        },
+        "gemma-4-e2b": {
+            **_SMALL,
+            "hidden_size": 1536,
+            "intermediate_size": 6144,
+            "num_hidden_layers": 35,
+            "num_key_value_heads": 1,
+            "num_kv_shared_layers": 20,
+            "use_double_wide_mlp": True,
+            "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7,
         },
     },
 )

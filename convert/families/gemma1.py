@@ -1,0 +1,50 @@
+"""Gemma 1: 2b and 7b. Two norms a layer; the one that HF calls post_attention is the MLP's."""
+
+from gemma_convert.convert.families import common
+from gemma_convert.convert.rows import Family
+
+FAMILY = Family(
+    name="gemma1",
+    rows=(
+        *common.EMBEDDER,
+        *common.ATTENTION,
+        *common.FEED_FORWARD,
+        common.PRE_ATTENTION_NORM,
+        common.norm("post_attention_layernorm", "pre_ffw_norm"),
+    ),
+    model_types=("gemma",),
+    # GemmaConfig of transformers 5.12.1.
+    defaults={
+        "vocab_size": 256000,
+        "hidden_size": 3072,
+        "intermediate_size": 24576,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "head_dim": 256,
+        "sliding_window_pattern": 1,
+        "tie_word_embeddings": True,
+    },
+    unsupported={"attention_bias": "attention biases"},
+    nested_prefix="model.language_model.",
+    models={
+        "gemma-2b": {
+            "vocab_size": 256000,
+            "hidden_size": 2048,
+            "intermediate_size": 16384,
+            "num_hidden_layers": 18,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+        },
+        "gemma-7b": {
+            "vocab_size": 256000,
+            "hidden_size": 3072,
+            "intermediate_size": 24576,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "head_dim": 256,
+        },
+    },
+)

@@ -55,4 +55,6 @@ _JAX_VOCABULARY = {256000: 256128, 262208: 262144}
 
 TUNIX = Layout("tunix", ("",), "", _JAX_VOCABULARY, wants_unread=True)
 
-LAYOUTS = {layout.name: layout for layout in (HF, TUNIX)}
+DEEPMIND = Layout("deepmind", ("", "transformer/"), "transformer/", _JAX_VOCABULARY, True)
+
+LAYOUTS = {layout.name: layout for layout in (HF, TUNIX, DEEPMIND)}

@@ -102,6 +102,11 @@ class Row:
         """This row, in the layers that ``where`` picks."""
         return replace(self, where=where)
 
+    def spelled(self, **cells: tuple[str, str]) -> Row:
+        """This row, named or ordered otherwise in some layouts."""
+        changed = {layout: _cell(text, axes) for layout, (text, axes) in cells.items()}
+        return replace(self, cells={**self.cells, **changed})
+
     def may_lack(self, unread: Where) -> Row:
         """This row, absent or unread in the layers that ``unread`` picks."""
         return replace(self, unread=unread)
@@ -129,10 +134,7 @@ def row(
     Raises:
         LayoutError: If the cells do not name the same axes, or only some of them name a layer.
     """
-    parsed = {
-        layout: Cell(templates.parse(text), patterns.parse(axes))
-        for layout, (text, axes) in cells.items()
-    }
+    parsed = {layout: _cell(text, axes) for layout, (text, axes) in cells.items()}
     if len({cell.axes for cell in parsed.values()}) != 1:
         listed = ", ".join(f"{layout} {sorted(cell.axes)}" for layout, cell in parsed.items())
         raise LayoutError(f"row {name}: the layouts name different axes ({listed})")
@@ -140,6 +142,10 @@ def row(
     if len(layered) != 1:
         raise LayoutError(f"row {name}: {{i}} stands in some layouts only")
     return Row(name, parsed, tuple(inputs.split()), where, unread, layered.pop())
+
+
+def _cell(text: str, axes: str) -> Cell:
+    return Cell(templates.parse(text), patterns.parse(axes))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ FAMILY = Family(
     rows=(
         *common.EMBEDDER,
         *common.ATTENTION,
-        *common.FEED_FORWARD,
+        common.OLD_GATE_AND_UP,
+        common.DOWN,
         common.PRE_ATTENTION_NORM,
         common.norm("post_attention_layernorm", "pre_ffw_norm"),
     ),

@@ -1,17 +1,26 @@
 """Gemma 2: 2b, 9b and 27b. Tunix shortens the name of the norm behind attention."""
 
 from gemma_convert.convert.families import common
-from gemma_convert.convert.rows import Family
+from gemma_convert.convert.rows import Family, Layer
+
+
+def is_2b(layer: Layer) -> bool:
+    """The 2b, whose gate and up DeepMind's library stores the old way; known by its width."""
+    return layer.sizes["d"] == 2304
+
 
 FAMILY = Family(
     name="gemma2",
     rows=(
         *common.EMBEDDER,
         *common.ATTENTION,
-        *common.FEED_FORWARD,
+        common.GATE_AND_UP.only(lambda layer: not is_2b(layer)),
+        common.OLD_GATE_AND_UP.only(is_2b),
+        common.DOWN,
         common.PRE_ATTENTION_NORM,
-        common.norm("post_attention_layernorm", "post_attn_norm"),
-        *common.FEED_FORWARD_NORMS,
+        common.norm("post_attention_layernorm", "post_attn_norm", "post_attention_norm"),
+        common.PRE_FFW_NORM,
+        common.POST_FFW_NORM,
     ),
     model_types=("gemma2",),
     # Gemma2Config of transformers 5.12.1.

@@ -33,6 +33,11 @@ def is_moe(layer: Layer) -> bool:
     return layer.is_moe
 
 
+def is_dense(layer: Layer) -> bool:
+    """A layer without experts."""
+    return not layer.is_moe
+
+
 def has_ple(layer: Layer) -> bool:
     """A model with per-layer embeddings."""
     return layer.has_ple
@@ -48,63 +53,83 @@ ATTENTION = (
         unread=shares_kv,
         hf=("layers.{i}.self_attn.k_proj.weight", "(k h) d"),
         tunix=("layers.{i}.attn.k_einsum.w", "k d h"),
+        deepmind=("layer_{i}/attn/k_einsum/w", "k d h"),
     ),
     common.OUTPUT,
-    common.QUERY_NORM,
-    common.KEY_NORM.may_lack(shares_kv),
+    common.QUERY_NORM.spelled(deepmind=("layer_{i}/attn/query_norm/scale", "h")),
+    common.KEY_NORM.spelled(deepmind=("layer_{i}/attn/key_norm/scale", "h")).may_lack(shares_kv),
 )
 
 LAYER_SCALAR = row(
     "layer_scalar",
     hf=("layers.{i}.layer_scalar", "1"),
     tunix=("layers.{i}.skip_scale", "1"),
+    deepmind=("layer_{i}/skip_scale", "1"),
 )
 
-# m expert feed-forward size, e experts. HF numbers the two branches of the sum 1 (dense), 2.
+FEED_FORWARD = (
+    common.GATE_AND_UP.only(is_dense),
+    common.DOWN.only(is_dense),
+    common.PRE_FFW_NORM.only(is_dense),
+    common.POST_FFW_NORM,
+)
+
+# With experts, DeepMind calls the dense MLP mlp2 and the experts mlp. HF numbers the two branches
+# 1 (dense) and 2 (experts) where DeepMind numbers them 2 and 1.
 EXPERTS = (
+    common.GATE_AND_UP.spelled(deepmind=("layer_{i}/mlp2/gating_einsum", "c f d")).only(is_moe),
+    common.DOWN.spelled(deepmind=("layer_{i}/mlp2/linear", "f d")).only(is_moe),
+    common.norm("pre_feedforward_layernorm", "pre_ffw_norm", "pre_ffw2_norm").only(is_moe),
+    common.norm("post_feedforward_layernorm_1", "dense_post_ffw_norm", "post_ffw2_norm").only(
+        is_moe
+    ),
+    common.norm("pre_feedforward_layernorm_2", "moe_pre_ffw_norm", "pre_ffw_norm").only(is_moe),
+    common.norm("post_feedforward_layernorm_2", "moe_post_ffw_norm", "post_ffw1_norm").only(is_moe),
     row(
         "router",
         inputs="d",
         where=is_moe,
         hf=("layers.{i}.router.proj.weight", "e d"),
         tunix=("layers.{i}.moe.router_logits", "d e"),
+        deepmind=("layer_{i}/mlp/router_logits/w", "d e"),
     ),
     row(
         "router_scale",
         where=is_moe,
         hf=("layers.{i}.router.scale", "d"),
         tunix=("layers.{i}.moe.router_scale", "d"),
+        deepmind=("layer_{i}/mlp/router_scale", "d"),
     ),
     row(
         "per_expert_scale",
         where=is_moe,
         hf=("layers.{i}.router.per_expert_scale", "e"),
         tunix=("layers.{i}.moe.per_expert_scale", "e"),
+        deepmind=("layer_{i}/mlp/per_expert_scale", "e"),
     ),
     row(
         "experts_gate_up",
         where=is_moe,
         hf=("layers.{i}.experts.gate_up_proj", "e (c m) d"),
         tunix=("layers.{i}.moe.gating_einsum", "e c m d"),
+        deepmind=("layer_{i}/mlp/gating_einsum/w", "e c m d"),
     ),
     row(
         "experts_down",
         where=is_moe,
         hf=("layers.{i}.experts.down_proj", "e d m"),
         tunix=("layers.{i}.moe.linear", "e m d"),
+        deepmind=("layer_{i}/mlp/linear/w", "e m d"),
     ),
-    common.norm("post_feedforward_layernorm_1", "dense_post_ffw_norm").only(is_moe),
-    common.norm("pre_feedforward_layernorm_2", "moe_pre_ffw_norm").only(is_moe),
-    common.norm("post_feedforward_layernorm_2", "moe_post_ffw_norm").only(is_moe),
 )
 
-# l layers, p size of a layer's own embedding, w its vocabulary.
 PER_LAYER_EMBEDDINGS = (
     row(
         "per_layer_embedding",
         where=has_ple,
         hf=("embed_tokens_per_layer.weight", "w (l p)"),
         tunix=("embedder.per_layer_input_embedding", "w l p"),
+        deepmind=("embedder/per_layer_embeddings", "w l p"),
     ),
     row(
         "per_layer_model_projection",
@@ -112,12 +137,14 @@ PER_LAYER_EMBEDDINGS = (
         where=has_ple,
         hf=("per_layer_model_projection.weight", "(l p) d"),
         tunix=("embedder.per_layer_model_projection.w", "d l p"),
+        deepmind=("embedder/per_layer_model_projection/w", "d l p"),
     ),
     row(
         "per_layer_projection_norm",
         where=has_ple,
         hf=("per_layer_projection_norm.weight", "p"),
         tunix=("embedder.per_layer_projection_norm.scale", "p"),
+        deepmind=("embedder/per_layer_projection_norm/scale", "p"),
     ),
     row(
         "per_layer_input_gate",
@@ -125,6 +152,7 @@ PER_LAYER_EMBEDDINGS = (
         where=has_ple,
         hf=("layers.{i}.per_layer_input_gate.weight", "p d"),
         tunix=("layers.{i}.per_layer_input_gate.w", "d p"),
+        deepmind=("layer_{i}/per_layer_input_gate/w", "d p"),
     ),
     row(
         "per_layer_projection",
@@ -132,6 +160,7 @@ PER_LAYER_EMBEDDINGS = (
         where=has_ple,
         hf=("layers.{i}.per_layer_projection.weight", "d p"),
         tunix=("layers.{i}.per_layer_projection.w", "p d"),
+        deepmind=("layer_{i}/per_layer_projection/w", "p d"),
     ),
     common.norm("post_per_layer_input_norm", "post_per_layer_input_norm").only(has_ple),
 )
@@ -150,8 +179,9 @@ FAMILY = Family(
     rows=(
         *common.EMBEDDER,
         *ATTENTION,
-        *common.FEED_FORWARD,
-        *common.NORMS,
+        common.PRE_ATTENTION_NORM,
+        common.POST_ATTENTION_NORM,
+        *FEED_FORWARD,
         LAYER_SCALAR,
         *EXPERTS,
         *PER_LAYER_EMBEDDINGS,

@@ -198,16 +198,18 @@ def _layer_types(values: Mapping[str, Any]) -> list[str]:
         kinds = [
             "sliding_attention" if (i + 1) % period else "full_attention" for i in range(count)
         ]
-        if values.get("last_layer_is_global"):
-            kinds[-1] = "full_attention"
+    if not isinstance(kinds, list):
+        raise ConfigError(f"config.json: layer_types is {kinds!r}, expected a list")
     if len(kinds) != count:
         raise ConfigError(
             f"config.json: num_hidden_layers is {count} but layer_types has {len(kinds)} entries",
             "repair the one that is wrong",
         )
-    unknown = set(kinds) - {"sliding_attention", "full_attention"}
+    unknown = {str(kind) for kind in kinds if kind not in ("sliding_attention", "full_attention")}
     if unknown:
-        raise ConfigError(f"config.json: unknown layer_types {sorted(map(str, unknown))}")
+        raise ConfigError(f"config.json: unknown layer_types {sorted(unknown)}")
+    if values.get("last_layer_is_global"):  # whatever layer_types says of it
+        return [*kinds[:-1], "full_attention"]
     return list(kinds)
 
 

@@ -71,7 +71,7 @@ def parse(text: str) -> Pattern:
     """Parse a pattern in einops' syntax.
 
     Raises:
-        LayoutError: If it is not one, or uses an ellipsis.
+        LayoutError: If it is not one, uses an ellipsis, or has a dimension without a name.
     """
     try:
         parsed = ParsedExpression(text)
@@ -79,6 +79,8 @@ def parse(text: str) -> Pattern:
         raise LayoutError(f"axis pattern {text!r}: {error}", "use einops' syntax") from error
     if parsed.has_ellipsis:
         raise LayoutError(f"axis pattern {text!r} has an ellipsis", "name every axis")
+    if parsed.has_non_unitary_anonymous_axes:
+        raise LayoutError(f"axis pattern {text!r} has a number for an axis", "name every axis")
     return Pattern(text, tuple(tuple(group) for group in parsed.composition))
 
 

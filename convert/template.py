@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
+_NUMBER = "0|[1-9][0-9]{0,8}"  # bounded: int() refuses thousands of digits
 _FIELD = re.compile(r"\{(?P<axis>\w+)(?::(?P<words>[\w,]+))?\}")
 
 
@@ -59,7 +60,7 @@ def _regex(text: str) -> re.Pattern[str]:
     end = 0
     for found in _FIELD.finditer(text):
         parts.append(re.escape(text[end : found.start()]))
-        choices = found["words"].replace(",", "|") if found["words"] else "0|[1-9][0-9]*"
+        choices = found["words"].replace(",", "|") if found["words"] else _NUMBER
         parts.append(f"(?P<{found['axis']}>{choices})")
         end = found.end()
     parts.append(re.escape(text[end:]))

@@ -109,7 +109,7 @@ def hf_logits(model: Any, *, double: bool = False) -> Array:
 
 
 def hf_loaded(directory: Path) -> Any:
-    """The model that transformers loads from a directory, where it must find each weight and no other."""
+    """The model that transformers loads from a directory: every weight found, no other there."""
     import torch
     from transformers import AutoModelForCausalLM
 

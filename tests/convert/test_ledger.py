@@ -169,7 +169,7 @@ def test_without_factors_there_is_no_adapter(tmp_path: Path) -> None:
     assert run_cli(*words, "--quiet") == 0
     ledger = json.loads((tmp_path / "out" / "conversion.json").read_text())
     assert "adapter" not in ledger
-    assert ledger["counts"] == {"copied": 16, "rearranged": 12, "dropped": 0}
+    assert ledger["counts"] == {"copied": 14, "rearranged": 12, "dropped": 0}
     for name, stated in ledger["output"]["files"].items():
         data = (tmp_path / "out" / name).read_bytes()
         assert stated == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}

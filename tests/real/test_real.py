@@ -160,7 +160,7 @@ def test_bfloat16_weights_are_rounded_once(base: Path, merged_bfloat16: Path, tu
         error = np.abs(found[name] - exact)
         assert np.all(error <= np.abs(exact) * 2**-8 + WEIGHT_TOLERANCE), name
     print(f"\nbfloat16 weights: {differing} of {total} round differently from the oracle's")
-    # The float32 sums may differ in their last bit, which rarely decides a rounding: 2 in a million.
+    # The float32 sums may differ in their last bit, which decides 2 roundings in a million.
     assert differing < total * 1e-5
 
 

@@ -1,4 +1,4 @@
-"""The main jobs as compositions of lazy steps: open, split, relayout, merge, cast.
+"""The conversion jobs as compositions of lazy steps: take apart, relayout, merge, cast.
 
 Nothing is read here but headers, LoRA factors and, where a tied model has a head on disk, that
 head.
@@ -6,6 +6,7 @@ head.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +15,15 @@ import numpy as np
 from gemma_convert.convert import dtypes
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import AdapterError, ConfigError, InputError, LayoutError
-from gemma_convert.convert.layouts import HF, TUNIX, Spelling
+from gemma_convert.convert.layouts import HF, TUNIX, Layout, Spelling
 from gemma_convert.convert.model import Model, read_model, text_config
+from gemma_convert.convert.parts import Parts, take_apart
 from gemma_convert.convert.plan import Plan, make_plan, reached
-from gemma_convert.convert.registry import detect, families
+from gemma_convert.convert.registry import families, named_model
 from gemma_convert.convert.relayout import relayout
-from gemma_convert.convert.tensor import Tensor, blocks, cast
+from gemma_convert.convert.tensor import Tensor, cast
 from gemma_convert.convert.vocabulary import as_stored, embedding_name, fit_vocabulary
-from gemma_convert.surgery.adapter import Adapter, check_values, resolve_alpha, split_factors
+from gemma_convert.surgery.adapter import Adapter, Pair, check_values, resolve_alpha
 from gemma_convert.surgery.merge_lora import merge
 
 DType = np.dtype[Any]
@@ -33,13 +35,68 @@ class Job:
 
     Attributes:
         plan: What will be written.
+        layout: In which layout.
         model: The dimensions.
         adapter: The LoRA adapter that is merged, if there is one.
     """
 
     plan: Plan
+    layout: Layout
     model: Model
     adapter: Adapter | None = None
+
+
+def convert(
+    source: Checkpoint,
+    to: Layout,
+    *,
+    base: Checkpoint | None = None,
+    model: str | None = None,
+    alpha: float | None = None,
+    dtype: DType | None = None,
+) -> Job:
+    """A checkpoint in any layout, with or without LoRA factors, in another layout.
+
+    Args:
+        source: Weights, LoRA factors, or both.
+        to: The layout to write.
+        base: HF directory that gives config and side files, the towers and, where ``source`` has
+            no weights of its own, the weights. An HF source is its own base.
+        model: Name of a public model, where neither base nor source has a config.json.
+        alpha: LoRA alpha, where the source's metadata does not say it.
+        dtype: Stored dtype; as in the source if None.
+
+    Raises:
+        GemmaConvertError: If the inputs do not fit together; see the steps.
+    """
+    reference = base if base is not None else source
+    dims = _model(reference, model, to)
+    own = take_apart(source, dims)
+    other = _base_parts(base, dims) if base is not None else None
+    donor = own if own.text else other
+    if donor is None or not donor.text or donor.spelling is None:
+        raise InputError(
+            f"{(base or source).source}: no weights"
+            + (f", and {source.source} holds LoRA factors alone" if own.pairs else ""),
+            "give the base's safetensors with --base",
+        )
+    spelling = _target_spelling(to, reference, dims, other or own)
+    if donor.spelling.layout is not HF or to is not HF:
+        _require_tied(dims)
+    stored = as_stored(dims, donor.text, donor.spelling)
+    target = relayout(donor.text, stored, donor.spelling, spelling)
+    target = fit_vocabulary(target, dims, spelling, _base_embedding(other, dims))
+    adapter = _adapter(source, own.pairs, alpha)
+    if adapter is not None:
+        target = merge(target, [adapter], dims, spelling, dtype)
+    towers = (other or own).towers if to is HF else {}
+    tensors = _in_order({**target.tensors, **towers}, reference)
+    target = target.replace(
+        tensors={name: _stored(tensor, dtype) for name, tensor in tensors.items()},
+        config=reference.config,
+        files=reference.files,
+    )
+    return Job(_plan(target, source, own, base, other), to, dims, adapter)
 
 
 def orbax_to_hf(
@@ -49,12 +106,11 @@ def orbax_to_hf(
     alpha: float | None = None,
     dtype: DType | None = None,
 ) -> Job:
-    """A Tunix checkpoint (weights, LoRA factors, or both) as a Hugging Face checkpoint.
+    """A JAX checkpoint (weights, LoRA factors, or both) as a Hugging Face checkpoint.
 
     Args:
-        checkpoint: Orbax tree in Tunix's layout.
-        base: HF directory that gives config and side files and, where ``checkpoint`` has no
-            weights of its own, the weights.
+        checkpoint: Orbax tree.
+        base: HF directory; see `convert`.
         alpha: LoRA alpha, where the checkpoint's metadata does not say it.
         dtype: Stored dtype; as in the source if None.
 
@@ -63,104 +119,97 @@ def orbax_to_hf(
     """
     if checkpoint.format == "safetensors":
         raise InputError(f"{checkpoint.source}: safetensors already", "give an Orbax checkpoint")
-    model = read_model(_config(base), families())
-    weights, pairs = split_factors(checkpoint)
-    text, rest, dropped = _split_base(base, model)
-    spelling = _hf_spelling(base, model, text)
-    if weights:
-        _require_tied(model)
-        spelled = detect(weights, checkpoint.source)
-        stored = as_stored(model, weights, spelled)
-        target = relayout(weights, stored, spelled, spelling)
-        embedding = text.get(embedding_name(model, spelling))
-        target = fit_vocabulary(target, model, spelling, embedding)
-        read = reached(target)
-        own = {name: tensor for name, tensor in text.items() if id(tensor) not in read}
-        dropped |= dict.fromkeys(own, "the checkpoint has its own weights")
-    elif text:
-        target = relayout(base.replace(tensors=text), model, spelling, spelling)
-    else:
-        raise InputError(
-            f"{base.source}: no weights, and {checkpoint.source} holds LoRA factors alone",
-            "give the base's safetensors with --base",
-        )
-    adapter = None
-    if pairs:
-        source = checkpoint.source
-        value = resolve_alpha(checkpoint.metadata, alpha, source)
-        adapter = Adapter(pairs, value, Spelling(TUNIX, ""), source)
-        check_values(adapter)
-        target = merge(target, [adapter], model, spelling, dtype)
-    elif alpha is not None:
-        raise AdapterError(
-            f"{checkpoint.source}: it holds no LoRA factors that --alpha {alpha:g} could scale",
-            "give the checkpoint with the factors, or leave --alpha out",
-        )
-    tensors = _in_order({**target.tensors, **rest}, base)
-    target = base.replace(
-        tensors={name: _stored(tensor, dtype) for name, tensor in tensors.items()},
-        dropped={**checkpoint.dropped, **dropped},
-        notes=target.notes,
-    )
-    return Job(make_plan(target, (checkpoint, base)), model, adapter)
+    return convert(checkpoint, HF, base=base, alpha=alpha, dtype=dtype)
 
 
-def hf_to_orbax(base: Checkpoint, *, dtype: DType | None = None) -> Job:
-    """A Hugging Face checkpoint as an Orbax tree in Tunix's layout.
+def hf_to_orbax(base: Checkpoint, *, layout: Layout = TUNIX, dtype: DType | None = None) -> Job:
+    """A Hugging Face checkpoint in a JAX layout.
 
     Args:
         base: HF directory.
+        layout: The layout to write.
         dtype: Stored dtype; as in the source if None.
 
     Raises:
         GemmaConvertError: If config and tensors do not fit together.
     """
-    model = read_model(_config(base), families())
-    text, rest, dropped = _split_base(base, model)
-    if not text:
-        raise InputError(f"{base.source}: no weights", "give a directory with safetensors")
-    _require_tied(model)
-    spelling = _hf_spelling(base, model, text)
-    tunix = Spelling(TUNIX, "")
-    target = relayout(base.replace(tensors=text), model, spelling, tunix)
-    target = fit_vocabulary(target, model, tunix)
-    dropped |= dict.fromkeys(rest, "not part of the text model, which is all that is converted")
-    target = target.replace(
-        tensors={name: _stored(tensor, dtype) for name, tensor in target.items()},
-        dropped=dropped,
-    )
-    return Job(make_plan(target, (base,)), model)
+    return convert(base, layout, dtype=dtype)
 
 
-def _config(base: Checkpoint) -> dict[str, Any]:
-    if not base.config:
+def _model(reference: Checkpoint, name: str | None, to: Layout) -> Model:
+    """The dimensions: by config.json, else those of a named public model."""
+    if reference.config:
+        return read_model(reference.config, families())
+    if name is None or to is HF:
         raise InputError(
-            f"{base.source}: no config.json", "give the base model's Hugging Face directory"
+            f"{reference.source}: no config.json",
+            "give the base model's Hugging Face directory with --base"
+            + ("" if to is HF else ", or name the model with --model"),
         )
-    return dict(base.config)
+    return named_model(name)
 
 
-def _split_base(
-    base: Checkpoint, model: Model
-) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, str]]:
-    """The text parameters of an HF checkpoint, what is beside them, and what is dropped."""
-    if not base:
-        return {}, {}, {}
-    spelling = detect(base, base.source)
-    if spelling.layout is not HF:
+def _base_parts(base: Checkpoint, model: Model) -> Parts:
+    parts = take_apart(base, model)
+    if parts.spelling is not None and parts.spelling.layout is not HF:
         raise LayoutError(
-            f"{base.source}: the base is in layout {spelling.layout.name}",
+            f"{base.source}: the base is in layout {parts.spelling.layout.name}",
             "give a Hugging Face directory",
         )
-    text = {name: t for name, t in base.items() if name.startswith(spelling.prefix)}
-    rest = {name: t for name, t in base.items() if name not in text}
-    dropped: dict[str, str] = {}
-    for name in [n for n in rest if n.endswith("lm_head.weight")]:
-        if model.tied:
-            _check_tied(base, name, spelling)
-            del rest[name]
-            dropped[name] = "tied to the embedding: written once"
-    return text, rest, dropped
+    return parts
+
+
+def _target_spelling(to: Layout, reference: Checkpoint, model: Model, parts: Parts) -> Spelling:
+    """As the reference spells its tensors; without any, as the Hub does for such a config."""
+    if to is not HF:
+        return Spelling(to, to.default_prefix)
+    if parts.spelling is not None and parts.spelling.layout is HF:
+        return parts.spelling
+    nested = text_config(reference.config) is not reference.config
+    return Spelling(HF, model.family.nested_prefix if nested else HF.default_prefix)
+
+
+def _base_embedding(parts: Parts | None, model: Model) -> Tensor | None:
+    if parts is None or parts.spelling is None:
+        return None
+    return parts.text.get(embedding_name(model, parts.spelling))
+
+
+def _adapter(source: Checkpoint, pairs: Mapping[str, Pair], alpha: float | None) -> Adapter | None:
+    """The adapter that ``source`` holds, its values checked."""
+    if not pairs:
+        if alpha is None:
+            return None
+        raise AdapterError(
+            f"{source.source}: it holds no LoRA factors that --alpha {alpha:g} could scale",
+            "give the checkpoint with the factors, or leave --alpha out",
+        )
+    value = resolve_alpha(source.metadata, alpha, source.source)
+    adapter = Adapter(pairs, value, Spelling(TUNIX, ""), source.source)
+    check_values(adapter)
+    return adapter
+
+
+def _plan(
+    target: Checkpoint,
+    source: Checkpoint,
+    own: Parts,
+    base: Checkpoint | None,
+    other: Parts | None,
+) -> Plan:
+    """Give every tensor that the target does not read its reason, and prove the rest."""
+    read = reached(target)
+    dropped = {**source.dropped, **own.dropped}
+    for name, tensor in own.towers.items():
+        if id(tensor) not in read:
+            dropped[name] = "not part of the text model, which is all that is converted"
+    if base is not None and other is not None:
+        dropped |= {**base.dropped, **other.dropped}
+        for name, tensor in base.items():
+            if id(tensor) not in read and name not in dropped:
+                dropped[name] = "the checkpoint has its own weights"
+    target = target.replace(dropped=dropped)
+    return make_plan(target, (source,) if base is None else (source, base))
 
 
 def _require_tied(model: Model) -> None:
@@ -171,33 +220,6 @@ def _require_tied(model: Model) -> None:
             "the embedding: it would be lost",
             "set it to true if the model's head is its embedding",
         )
-
-
-def _check_tied(base: Checkpoint, head: str, spelling: Spelling) -> None:
-    name = f"{spelling.prefix}embed_tokens.weight"
-    if name not in base:
-        raise LayoutError(
-            f"{base.source}: {head} is there, but not {name}, to which config.json ties it",
-            "the checkpoint is incomplete: download it again",
-        )
-    embedding = base[name]
-    same = base[head].shape == embedding.shape and base[head].dtype == embedding.dtype
-    if not same or not all(
-        base[head].read(box).tobytes() == embedding.read(box).tobytes() for box in blocks(embedding)
-    ):
-        raise LayoutError(
-            f"{base.source}: {head} differs from the embedding, but config.json ties them",
-            "set tie_word_embeddings to false if the head is meant to be its own, "
-            "or remove the tensor",
-        )
-
-
-def _hf_spelling(base: Checkpoint, model: Model, text: dict[str, Tensor]) -> Spelling:
-    """As the base spells its tensors; without tensors, as the Hub does for such a config."""
-    if text:
-        return detect(text, base.source)
-    nested = text_config(base.config) is not base.config
-    return Spelling(HF, model.family.nested_prefix if nested else HF.default_prefix)
 
 
 def _in_order(tensors: dict[str, Tensor], base: Checkpoint) -> dict[str, Tensor]:

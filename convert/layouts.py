@@ -20,6 +20,10 @@ class Layout:
         default_prefix: The one written when no base says otherwise.
         vocabulary: Rows of the embedding where they differ from config.json's vocab_size.
         wants_unread: Whether its models have the parameters that nothing reads (`Row.unread`).
+        separator: What stands between the keys of a name in the templates.
+        optional_leaf: A last key that some trees of the layout have and others leave out.
+        towers: What the names of a vision or audio part begin with, where the text's prefix does
+            not tell them apart.
     """
 
     name: str
@@ -27,6 +31,9 @@ class Layout:
     default_prefix: str
     vocabulary: Mapping[int, int] = field(default_factory=dict)
     wants_unread: bool = False
+    separator: str = "."
+    optional_leaf: str = ""
+    towers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,8 +60,23 @@ HF = Layout(
 # token uses, for the multimodal Gemma 3.
 _JAX_VOCABULARY = {256000: 256128, 262208: 262144}
 
-TUNIX = Layout("tunix", ("",), "", _JAX_VOCABULARY, wants_unread=True)
+_JAX_TOWERS = ("vision_encoder", "audio_encoder", "embedder.mm_", "embedder.audio_input")
 
-DEEPMIND = Layout("deepmind", ("", "transformer/"), "transformer/", _JAX_VOCABULARY, True)
+TUNIX = Layout(
+    "tunix", ("",), "", vocabulary=_JAX_VOCABULARY, wants_unread=True, towers=_JAX_TOWERS
+)
+
+# A nested tree has the keys layer_0, attn, q_einsum, w; a flat one, as on Google's bucket, has
+# transformer/layer_0/attn/q_einsum and w. Flat trees give the arrays of an MLP a last key w too.
+DEEPMIND = Layout(
+    "deepmind",
+    ("", "transformer/"),
+    "transformer/",
+    vocabulary=_JAX_VOCABULARY,
+    wants_unread=True,
+    separator="/",
+    optional_leaf="w",
+    towers=(*(tower.replace(".", "/") for tower in _JAX_TOWERS), "SigLiPFromPatches"),
+)
 
 LAYOUTS = {layout.name: layout for layout in (HF, TUNIX, DEEPMIND)}

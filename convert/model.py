@@ -161,7 +161,7 @@ def _common(values: Mapping[str, Any]) -> Layer:
         shares_kv=False,
         is_moe=is_moe,
         has_ple=has_ple,
-        sizes={"c": 2, **{axis: _positive(values, key) for axis, key in keys.items()}},
+        sizes={axis: _positive(values, key) for axis, key in keys.items()},
     )
 
 

@@ -6,9 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from gemma_convert.convert.errors import LayoutError
-from gemma_convert.convert.layouts import LAYOUTS, Spelling
-from gemma_convert.convert.rows import Family
+from gemma_convert.convert.checkpoint import Checkpoint
+from gemma_convert.convert.errors import ConfigError, LayoutError
+from gemma_convert.convert.layouts import LAYOUTS, Layout, Spelling
+from gemma_convert.convert.model import Model, read_model
+from gemma_convert.convert.rows import Cell, Family
+from gemma_convert.convert.tensor import Tensor
 
 
 @cache
@@ -17,6 +20,20 @@ def families() -> Mapping[str, Family]:
     from gemma_convert.convert.families import gemma1, gemma2, gemma3, gemma4
 
     return {module.FAMILY.name: module.FAMILY for module in (gemma1, gemma2, gemma3, gemma4)}
+
+
+def named_model(name: str) -> Model:
+    """The public model of that name, such as ``gemma-4-31b``.
+
+    Raises:
+        ConfigError: If it is not known.
+    """
+    for family in families().values():
+        if name.lower() in family.models:
+            config = {"model_type": family.model_types[0], **family.models[name.lower()]}
+            return read_model(config, families())
+    known = ", ".join(model for family in families().values() for model in family.models)
+    raise ConfigError(f"no public model {name!r} is known", f"known: {known}")
 
 
 @dataclass(frozen=True)
@@ -37,22 +54,11 @@ def explain(names: Iterable[str]) -> list[Evidence]:
     listed = list(names)
     found: list[Evidence] = []
     for layout in LAYOUTS.values():
-        templates = {
-            row.cells[layout.name].template
-            for family in families().values()
-            for row in family.rows
-            if layout.name in row.cells
-        }
         for prefix in layout.prefixes:
-            matched = [
-                name
-                for name in listed
-                if name.startswith(prefix)
-                and any(t.match(name.removeprefix(prefix)) is not None for t in templates)
-            ]
+            spelling = Spelling(layout, prefix)
+            matched = [name for name in listed if _cells(normal(name, layout), spelling)]
             if matched:
                 example = matched[len(matched) // 2]
-                spelling = Spelling(layout, prefix)
                 found.append(Evidence(spelling, len(matched), len(listed), example))
     return sorted(found, key=lambda evidence: -evidence.matched)
 
@@ -76,3 +82,48 @@ def detect(names: Iterable[str], where: str) -> Spelling:
             f"known: {', '.join(LAYOUTS)}; see `gemma-convert inspect {where}`",
         )
     return found[0].spelling
+
+
+def recognise(checkpoint: Checkpoint) -> tuple[Checkpoint, Spelling]:
+    """The spelling of a checkpoint, and the checkpoint with names as the templates write them.
+
+    Raises:
+        LayoutError: If no known layout explains the names.
+    """
+    spelling = detect(checkpoint, checkpoint.source)
+    tensors = {_as_written(name, t, spelling): t for name, t in checkpoint.items()}
+    return checkpoint.replace(tensors=tensors), spelling
+
+
+def normal(name: str, layout: Layout) -> str:
+    """``name`` with the layout's separator between its keys."""
+    return name if layout.separator == "." else name.replace(".", layout.separator)
+
+
+def _as_written(name: str, tensor: Tensor, spelling: Spelling) -> str:
+    """The name that a template gives this tensor, where an optional last key makes several."""
+    layout = spelling.layout
+    name = normal(name, layout)
+    leaf = layout.separator + layout.optional_leaf
+    names = [name, name.removesuffix(leaf), name + leaf] if layout.optional_leaf else [name]
+    for candidate in names:
+        cells = _cells(candidate, spelling)
+        if any(len(cell.pattern.groups) == len(tensor.shape) for cell in cells):
+            return candidate
+    return name
+
+
+def _cells(name: str, spelling: Spelling) -> list[Cell]:
+    """The cells of all families whose template gives ``name``."""
+    if not name.startswith(spelling.prefix):
+        return []
+    short = name.removeprefix(spelling.prefix)
+    return [
+        cell for cell in _all_cells(spelling.layout.name) if cell.template.match(short) is not None
+    ]
+
+
+@cache
+def _all_cells(layout: str) -> tuple[Cell, ...]:
+    rows = (row for family in families().values() for row in family.rows)
+    return tuple(dict.fromkeys(row.cells[layout] for row in rows if layout in row.cells))

@@ -113,12 +113,13 @@ class Row:
 
     @property
     def words(self) -> dict[str, int]:
-        """Sizes of the axes that some layout spells by words."""
-        return {
+        """Sizes of the axes that the model's dimensions do not give: those spelled by words, c."""
+        spelled = {
             axis: len(words)
             for cell in self.cells.values()
             for axis, words in cell.template.words.items()
         }
+        return {"c": 2, **spelled}
 
 
 def row(

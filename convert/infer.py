@@ -35,7 +35,7 @@ class Guess:
 
 @dataclass
 class _Seen:
-    names: int = 0
+    names: set[str] = field(default_factory=set)
     layers: set[int] = field(default_factory=set)
     rows: set[str] = field(default_factory=set)
     sizes: dict[str, set[int]] = field(default_factory=dict)
@@ -52,8 +52,8 @@ def guess(
         families: Candidates.
     """
     seen = {name: _look(family, shapes, spelling) for name, family in families.items()}
-    most = max(found.names for found in seen.values())
-    likely = [name for name, found in seen.items() if found.names == most]
+    most = max(len(found.names) for found in seen.values())
+    likely = [name for name, found in seen.items() if len(found.names) == most]
     complete = [name for name in likely if _has_every_row(families[name], seen[name])]
     chosen = tuple(complete or likely)
     found = seen[chosen[0]]
@@ -105,7 +105,7 @@ def _look(family: Family, shapes: Mapping[str, tuple[int, ...]], spelling: Spell
             cell = row.cells[spelling.layout.name]
             index = cell.template.match(short)
             if index is not None and len(shape) == len(cell.pattern.groups):
-                seen.names += 1
+                seen.names.add(name)
                 seen.rows.add(row.name)
                 seen.layers.update([index["i"]] if "i" in index else [])
                 _note_sizes(seen, row, cell.pattern, shape)

@@ -76,7 +76,7 @@ def convert(
     donor = own if own.text else other
     if donor is None or not donor.text or donor.spelling is None:
         raise InputError(
-            f"{(base or source).source}: no weights"
+            f"{reference.source}: no weights"
             + (f", and {source.source} holds LoRA factors alone" if own.pairs else ""),
             "give the base's safetensors with --base",
         )

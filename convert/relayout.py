@@ -87,8 +87,8 @@ class Relaid(Tensor):
 
     def _read(self, tensor: Tensor, ranges: Ranges) -> Array:
         """The values of one stored tensor inside ``ranges``, one dimension an axis."""
-        box = self.source.box(ranges, self.sizes)
-        covered = self.source.ranges(box, self.sizes)
+        covered = self.source.ranges(self.source.box(ranges, self.sizes), self.sizes)
+        box = self.source.box(covered, self.sizes)  # whole in every axis, so that it can be split
         sizes = {axis: stop - start for axis, (start, stop) in covered.items()}
         text = f"{self.source.text} -> {' '.join(self.source.axes)}"
         array: Array = einops.rearrange(tensor.read(box), text, **sizes)

@@ -75,8 +75,8 @@ def cut(path: Path, count: int) -> None:
 
 def overlap(header: dict[str, Any]) -> None:
     """Two tensors of one size in the same bytes."""
-    one, two = "model.layers.0.self_attn.k_proj.weight", "model.layers.1.self_attn.k_proj.weight"
-    header[two]["data_offsets"] = header[one]["data_offsets"]
+    one, two = [entry for entry in header.values() if entry.get("shape") == [10]][:2]
+    two["data_offsets"] = one["data_offsets"]
 
 
 def out_of_range(header: dict[str, Any]) -> None:
@@ -123,7 +123,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "overlapping offsets": (
         lambda base: edit_header(base / FIRST, overlap),
-        f"header of .*{FIRST}: tensor '.*' (overlaps|leaves a hole after) .*{AGAIN}",
+        f"header of .*{FIRST}: tensor '.*' overlaps .*{AGAIN}",
     ),
     "offsets out of range": (
         lambda base: edit_header(base / FIRST, out_of_range),
@@ -224,8 +224,7 @@ def test_an_unfinished_step_beside_a_finished_one(
 
 def test_data_missing_in_the_checkpoint(inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     item = inputs / "run" / "0" / "model_params"
-    for path in (item / "ocdbt.process_0" / "d").iterdir():
-        path.unlink()
+    shutil.rmtree(item / "d")
     refused(inputs, "model_params.*copy the checkpoint again", capsys)
 
 

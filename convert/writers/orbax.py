@@ -175,7 +175,10 @@ def _tensor_handler(block_bytes: int, progress: Progress) -> Any:
                 ts.open(ts.Spec(spec.json), create=True, open=True, context=info.ts_context)
                 for spec, info in zip(specs, infos, strict=True)
             ]
-            _stream(zip(values, stores, strict=True), block_bytes, progress)
+            try:
+                _stream(zip(values, stores, strict=True), block_bytes, progress)
+            finally:  # an opening still under way would make files while the caller cleans up
+                _settle(stores)
             item = infos[0].parent_dir
             (item / "_sharding").write_text(_shardings([info.name for info in infos]))
             await self._array_metadata_store.write(item, [s.metadata for s in specs], 0)
@@ -188,18 +191,21 @@ def _stream(tensors: Iterable[tuple[Tensor, Any]], block_bytes: int, progress: P
     """Copy each tensor into its (opening) tensorstore, at most `IN_FLIGHT` blocks at a time."""
     pending: deque[tuple[Any, int]] = deque()
     held = 0
-    for tensor, opening in tensors:
-        store = opening.result()
-        for box in blocks(tensor, block_bytes):
-            nbytes = prod(extent(box)) * tensor.dtype.itemsize
-            while pending and held + nbytes > IN_FLIGHT * block_bytes:
-                held -= _finish(*pending.popleft(), progress)
-            array = tensor.read(box)
-            write = store[slices(box)].write(array, can_reference_source_data_indefinitely=True)
-            pending.append((write, nbytes))
-            held += nbytes
-    for write, nbytes in pending:
-        _finish(write, nbytes, progress)
+    try:
+        for tensor, opening in tensors:
+            store = opening.result()
+            for box in blocks(tensor, block_bytes):
+                nbytes = prod(extent(box)) * tensor.dtype.itemsize
+                while pending and held + nbytes > IN_FLIGHT * block_bytes:
+                    held -= _finish(*pending.popleft(), progress)
+                array = tensor.read(box)
+                write = store[slices(box)].write(array, can_reference_source_data_indefinitely=True)
+                pending.append((write, nbytes))
+                held += nbytes
+        while pending:
+            _finish(*pending.popleft(), progress)
+    finally:
+        _settle(write for write, _ in pending)
 
 
 def _finish(write: Any, nbytes: int, progress: Progress) -> int:
@@ -207,6 +213,12 @@ def _finish(write: Any, nbytes: int, progress: Progress) -> int:
     write.result()
     progress(nbytes)
     return nbytes
+
+
+def _settle(futures: Iterable[Any]) -> None:
+    """Wait until nothing of ``futures`` is under way, however each of them ends."""
+    for future in futures:
+        future.exception()
 
 
 def _shardings(names: Iterable[str]) -> str:

@@ -140,7 +140,7 @@ def test_factors_digest_tells_adapters_apart(tmp_path: Path) -> None:
 def test_a_pair_that_vanishes_in_the_rounding_is_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """q's delta is below half a unit of the weights, v's alone is above: kv has changed."""
+    """The delta of q is below half a unit of the weights, that of v above: kv has changed."""
     base, factors = base_arrays(GEMMA3, "model."), factor_arrays(GEMMA3)
     factors = {name: array for name, array in factors.items() if name.startswith("layers.1.attn.")}
     factors["layers.1.attn.q_einsum.w_lora_b"] *= factors[

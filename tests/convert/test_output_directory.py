@@ -59,7 +59,7 @@ def test_good_outputs(tmp_path: Path, out: str) -> None:
 
 
 def test_an_output_that_holds_something_needs_force(old: Path) -> None:
-    with pytest.raises(OutputError, match="exists and is not empty; .*replace it with --force"):
+    with pytest.raises(OutputError, match=r"exists and is not empty; .*replace it with --force"):
         check_output(old, [], 0, force=False)
     check_output(old, [], 0, force=True)
 
@@ -104,11 +104,15 @@ def test_the_name_appears_when_all_is_written(tmp_path: Path) -> None:
     }
 
 
+def break_in_the_middle(directory: Path, error: type[BaseException]) -> None:
+    (directory / "file").write_text("half")
+    raise error
+
+
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
 def test_an_error_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> None:
     with pytest.raises(error), fresh_directory(tmp_path / "out") as directory:
-        (directory / "file").write_text("half")
-        raise error
+        break_in_the_middle(directory, error)
     assert snapshot(tmp_path) == {}
 
 
@@ -122,8 +126,7 @@ def test_an_old_output_is_replaced_as_a_whole(old: Path) -> None:
 def test_an_error_keeps_the_old_output(old: Path) -> None:
     before = snapshot(old.parent)
     with pytest.raises(RuntimeError), fresh_directory(old) as directory:
-        (directory / "file").write_text("half")
-        raise RuntimeError
+        break_in_the_middle(directory, RuntimeError)
     assert snapshot(old.parent) == before
 
 

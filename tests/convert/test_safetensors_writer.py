@@ -187,7 +187,7 @@ def test_a_broken_header_is_found(tmp_path: Path) -> None:
     [part] = shard(lazy({"a": np.ones(6, np.float32)}), 100)
     written = write_shard(tmp_path, part, ignore)
     flip(tmp_path / part.name, 1)
-    with pytest.raises(OutputError, match="cannot be read back: .*the disk or its file system"):
+    with pytest.raises(OutputError, match=r"cannot be read back: .*the disk or its file system"):
         verify_shard(tmp_path, part, written, ignore)
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from gemma_convert.convert.checkpoint import Checkpoint
-from gemma_convert.convert.errors import AdapterError
 from gemma_convert.convert.layouts import HF, Spelling
 from gemma_convert.convert.model import read_model
 from gemma_convert.convert.registry import families

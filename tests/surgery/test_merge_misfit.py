@@ -1,4 +1,4 @@
-"""Adapters that do not fit the base: told before anything is read, with the module and the sizes."""
+"""Adapters that do not fit the base: told before reading, with module and sizes."""
 
 from __future__ import annotations
 

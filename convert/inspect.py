@@ -11,7 +11,7 @@ from gemma_convert.convert.errors import AdapterError, ConfigError
 from gemma_convert.convert.infer import guess, weight_shape
 from gemma_convert.convert.layouts import Spelling
 from gemma_convert.convert.model import Model, read_model, text_config
-from gemma_convert.convert.registry import explain, families
+from gemma_convert.convert.registry import explain, families, recognise
 from gemma_convert.convert.relayout import disagreements
 from gemma_convert.surgery.adapter import Pair, split_factors, stored_alpha
 
@@ -89,7 +89,7 @@ def _model(
     problems: list[str],
 ) -> dict[str, Any] | None:
     if not checkpoint.config:
-        return _guessed(weights, pairs, spelling)
+        return _guessed(recognise(weights)[0] if weights else weights, pairs, spelling)
     try:
         model = read_model(checkpoint.config, families())
     except ConfigError as error:

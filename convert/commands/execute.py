@@ -6,51 +6,59 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gemma_convert.console import command_line, progress
+from gemma_convert.convert.commands.options import WriteOptions
 from gemma_convert.convert.commands.report import show_ledger, show_notes, show_plan
 from gemma_convert.convert.jobs import Job
+from gemma_convert.convert.layouts import HF
 from gemma_convert.convert.run import check_run, run
 
-Writer = Callable[[Path, Callable[[int], None]], dict[str, str]]
-"""Writes into a directory, reports each block written and each read back; see `run.Write`."""
+_Advance = Callable[[int], None]
 
 
-def execute(
-    job: Job,
-    out: Path,
-    writer: Writer,
-    *,
-    inputs: Sequence[Path],
-    force: bool,
-    dry_run: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
-    """Carry out ``job``, or with ``dry_run`` show what it would do.
+def execute(job: Job, options: WriteOptions, inputs: Sequence[Path]) -> None:
+    """Carry out ``job``, or with ``--dry-run`` show what it would do.
 
     Args:
         job: What to do.
-        out: The directory to be made.
-        writer: How to write it.
-        inputs: The paths of the inputs as the user gave them; ``out`` must lie outside.
-        force: Whether a non-empty ``out`` may be replaced.
-        dry_run: Show the plan and write nothing.
-        as_json: Print plan or ledger as JSON.
-        quiet: Print nothing else.
+        options: Where and how.
+        inputs: The paths of the inputs as the user gave them; the output must lie outside.
 
     Raises:
-        OutputError: If ``out`` must not be written or what was written reads back wrong.
+        OutputError: If the output must not be written or what was written reads back wrong.
     """
-    if not quiet:
+    if not options.quiet:
         show_notes(job)
-    if dry_run:
-        check_run(job, out, force=force, inputs=inputs)
-        show_plan(job, as_json=as_json)
+    if options.dry_run:
+        check_run(job, options.out, force=options.force, inputs=inputs)
+        show_plan(job, as_json=options.as_json)
         return
 
     def write(directory: Path) -> dict[str, str]:
-        with progress("converting", 2 * job.plan.target.nbytes, quiet=quiet) as advance:
-            return writer(directory, advance)
+        # every tensor is written, then read back
+        with progress("converting", 2 * job.plan.target.nbytes, quiet=options.quiet) as advance:
+            if job.layout is HF:
+                return _write_hf(job, directory, options.max_shard_size, advance)
+            return _write_orbax(job, directory, advance)
 
-    ledger = run(job, out, write, force=force, command=command_line(), inputs=inputs)
-    if as_json or not quiet:
-        show_ledger(ledger, as_json=as_json)
+    ledger = run(
+        job, options.out, write, force=options.force, command=command_line(), inputs=inputs
+    )
+    if options.as_json or not options.quiet:
+        show_ledger(ledger, as_json=options.as_json)
+
+
+def _write_hf(job: Job, directory: Path, shard_bytes: int, advance: _Advance) -> dict[str, str]:
+    from gemma_convert.convert.writers.hf import write_hf
+
+    files = write_hf(job.plan.target, directory, max_shard_bytes=shard_bytes, progress=advance)
+    return {file.name: file.sha256 for file in files}
+
+
+def _write_orbax(job: Job, directory: Path, advance: _Advance) -> dict[str, str]:
+    from gemma_convert.convert.writers.orbax import verify_orbax, write_orbax
+    from gemma_convert.convert.writers.orbax_tree import FORMS
+
+    form = FORMS[job.layout.name]
+    write_orbax(job.plan.target, directory, form=form, progress=advance)
+    verify_orbax(job.plan.target, directory, form=form, progress=advance)
+    return {}

@@ -2,53 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 
-from gemma_convert.console import ByteSize, output_options
-
-DTYPES = click.Choice(["bfloat16", "float16", "float32"])
+from gemma_convert.convert.commands.options import (
+    WriteOptions,
+    alpha_option,
+    base_option,
+    step_option,
+    write_options,
+)
 
 
 @click.command("orbax-to-hf")
 @click.argument("checkpoint", type=click.Path(path_type=Path))
-@click.option(
-    "--base",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="Hugging Face directory of the base model: weights, config, tokenizer.",
-)
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Directory to be made.")
-@click.option(
-    "--step", type=int, help="Step of a checkpoint root; the newest finished if left out."
-)
-@click.option("--alpha", type=float, help="LoRA alpha, if the checkpoint does not say it.")
-@click.option("--dtype", type=DTYPES, help="Stored dtype; as in the source if left out.")
-@click.option(
-    "--max-shard-size", type=ByteSize(), default="5GB", show_default=True, help="Limit of one file."
-)
-@click.option("--force", is_flag=True, help="Replace an output directory that is not empty.")
-@click.option("--dry-run", is_flag=True, help="Show the plan and write nothing.")
-@output_options
+@base_option
+@alpha_option
+@step_option
+@write_options
 def command(
     checkpoint: Path,
-    base: Path,
-    out: Path,
-    step: int | None,
+    base: Path | None,
     alpha: float | None,
-    dtype: str | None,
-    max_shard_size: int,
-    force: bool,
-    dry_run: bool,
-    as_json: bool,
-    quiet: bool,
+    step: int | None,
+    options: WriteOptions,
 ) -> None:
-    """Turn a Tunix/Qwix Orbax CHECKPOINT into a Hugging Face directory.
+    """Turn an Orbax CHECKPOINT of Tunix or DeepMind's library into a Hugging Face directory.
 
-    LoRA factors are merged: into the base, or into the checkpoint's own weights where it has
-    them. Config, tokenizer and templates come from the base.
+    LoRA factors of Qwix are merged: into the base, or into the checkpoint's own weights where it
+    has them. Config, tokenizer and templates come from the base.
 
     \b
     Example:
@@ -58,28 +41,13 @@ def command(
     from gemma_convert.convert.dtypes import from_config
     from gemma_convert.convert.jobs import orbax_to_hf
     from gemma_convert.convert.readers import open_base, open_checkpoint
-    from gemma_convert.convert.writers.hf import write_hf
 
+    if base is None:
+        raise click.UsageError("Missing option '--base'.")
     job = orbax_to_hf(
         open_checkpoint(checkpoint, step),
         open_base(base),
         alpha=alpha,
-        dtype=from_config(dtype) if dtype else None,
+        dtype=from_config(options.dtype) if options.dtype else None,
     )
-
-    def write(directory: Path, advance: Callable[[int], None]) -> dict[str, str]:
-        files = write_hf(
-            job.plan.target, directory, max_shard_bytes=max_shard_size, progress=advance
-        )
-        return {file.name: file.sha256 for file in files}
-
-    execute(
-        job,
-        out,
-        write,
-        inputs=(checkpoint, base),
-        force=force,
-        dry_run=dry_run,
-        as_json=as_json,
-        quiet=quiet,
-    )
+    execute(job, options, inputs=(checkpoint, base))

@@ -26,14 +26,12 @@ from typing import Any
 
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import GemmaConvertError, OutputError
-from gemma_convert.convert.readers.orbax import open_orbax
+from gemma_convert.convert.readers.orbax import VALUE_SUFFIX, open_orbax
 from gemma_convert.convert.tensor import BLOCK_BYTES, Tensor, blocks, extent, slices
+from gemma_convert.convert.writers.orbax_tree import FORMS, TreeForm, make_tree
 
 IN_FLIGHT = 4
 """Blocks that may be held in memory at once, read but not yet on the disk."""
-
-ITEM = "model_params"
-"""The item under which Tunix saves and looks for a model's state."""
 
 Progress = Callable[[int], None]
 
@@ -42,16 +40,17 @@ def write_orbax(
     checkpoint: Checkpoint,
     directory: Path,
     *,
+    form: TreeForm = FORMS["tunix"],
     block_bytes: int = BLOCK_BYTES,
     progress: Progress | None = None,
     custom_metadata: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write ``checkpoint`` as step 0 of a Tunix checkpoint directory, in bounded memory.
+    """Write ``checkpoint`` as an Orbax checkpoint, in bounded memory.
 
     Args:
-        checkpoint: Tensors by '.'-joined tree keys in Tunix's spelling, such as
-            ``layers.0.attn.q_einsum.w``; nnx's last key ``value`` is added here.
+        checkpoint: Tensors by the names of their layout, such as ``layers.0.attn.q_einsum.w``.
         directory: A fresh directory of the caller's, who also syncs and renames it.
+        form: How the layout nests its parameters, and whether they are an item of step 0.
         block_bytes: Most bytes of one chunk on the disk, and of one read. At most `IN_FLIGHT`
             blocks are held at a time.
         progress: Told the number of bytes whenever a block is on the disk, in this thread.
@@ -61,9 +60,10 @@ def write_orbax(
         OutputError: If a name or a shape cannot be stored, or Orbax or the disk fails. Errors of
             the tensors themselves (`GemmaConvertError`) pass through.
     """
-    tree = _tree(checkpoint)
+    tree = make_tree(checkpoint, form)
+    handler = _tensor_handler(block_bytes, progress or (lambda _: None))
     try:
-        _save(tree, directory, block_bytes, progress or (lambda _: None), custom_metadata or {})
+        _save(tree, directory, form.item, handler, custom_metadata or {})
     except GemmaConvertError:
         raise
     except Exception as error:
@@ -73,22 +73,30 @@ def write_orbax(
         ) from error
 
 
-def verify_orbax(checkpoint: Checkpoint, directory: Path, *, progress: Progress) -> None:
+def verify_orbax(
+    checkpoint: Checkpoint,
+    directory: Path,
+    *,
+    progress: Progress,
+    form: TreeForm = FORMS["tunix"],
+) -> None:
     """Open what `write_orbax` wrote and compare every tensor with ``checkpoint``, block by block.
 
     Args:
         checkpoint: What was written; its tensors are computed once more.
         directory: Where.
         progress: Told the number of bytes of each block compared.
+        form: How it was written.
 
     Raises:
         OutputError: If names, shapes, dtypes or values differ.
     """
     found = open_orbax(directory)
-    if set(found) != set(checkpoint):
+    stored = {name: ".".join(form.keys(name)).removesuffix(VALUE_SUFFIX) for name in checkpoint}
+    if set(found) != set(stored.values()):
         raise OutputError(f"{directory}: read back with other tensors than were written")
     for name, tensor in checkpoint.items():
-        other = found[name]
+        other = found[stored[name]]
         if (other.shape, other.dtype) != (tensor.shape, tensor.dtype):
             raise OutputError(f"{directory}: {name}: read back as {other.dtype} {other.shape}")
         for box in blocks(tensor):
@@ -101,45 +109,34 @@ def verify_orbax(checkpoint: Checkpoint, directory: Path, *, progress: Progress)
             progress(prod(extent(box)) * tensor.dtype.itemsize)
 
 
-def _tree(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Nest the tensors by the parts of their names, each under nnx's last key ``value``."""
-    tree: dict[str, Any] = {}
-    for name, tensor in checkpoint.items():
-        if tensor.size == 0:
-            raise OutputError(f"{name} has shape {tensor.shape}", "Orbax stores no empty arrays")
-        node = tree
-        for key in name.split("."):
-            node = node.setdefault(key, {})
-            if isinstance(node, Tensor):
-                raise OutputError(f"{name} lies inside another tensor", "rename one of the two")
-        if "value" in node:
-            raise OutputError(f"{name}.value is also a name", "rename one of the two")
-        node["value"] = tensor
-    return tree
-
-
 def _save(
     tree: Mapping[str, Any],
     directory: Path,
-    block_bytes: int,
-    progress: Progress,
+    item: str | None,
+    handler: Any,
     custom_metadata: Mapping[str, Any],
 ) -> None:
-    """Save ``tree`` through Orbax's own manager, with a handler for `Tensor` leaves."""
+    """Save ``tree`` through Orbax itself, with a handler for `Tensor` leaves."""
     import jax
     import orbax.checkpoint as ocp
 
-    handler = _tensor_handler(block_bytes, progress)
     # Registered for jax.Array too, because Orbax takes the store of array metadata from there.
     registry = ocp.type_handlers.create_type_handler_registry(
         (Tensor, handler), (jax.Array, handler)
     )
+    trees = ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
+    save = ocp.args.PyTreeSave(tree)
+    directory = directory.absolute()
+    if item is None:
+        with ocp.Checkpointer(trees) as checkpointer:
+            checkpointer.save(directory, args=save, custom_metadata=custom_metadata, force=True)
+        return
     with ocp.CheckpointManager(
-        directory.absolute(),
-        item_handlers={ITEM: ocp.PyTreeCheckpointHandler(type_handler_registry=registry)},
+        directory,
+        item_handlers={item: trees},
         options=ocp.CheckpointManagerOptions(enable_async_checkpointing=False),
     ) as manager:
-        arguments = ocp.args.Composite(**{ITEM: ocp.args.PyTreeSave(tree)})
+        arguments = ocp.args.Composite(**{item: save})
         manager.save(0, args=arguments, custom_metadata=dict(custom_metadata), force=True)
 
 

@@ -14,6 +14,7 @@ from gemma_convert import __version__
 COMMANDS = {
     "orbax-to-hf": "gemma_convert.convert.commands.orbax_to_hf",
     "hf-to-orbax": "gemma_convert.convert.commands.hf_to_orbax",
+    "convert": "gemma_convert.convert.commands.convert",
     "inspect": "gemma_convert.convert.commands.inspect",
     "demo": "gemma_convert.convert.commands.demo",
 }

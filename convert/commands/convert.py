@@ -1,0 +1,63 @@
+"""``gemma-convert convert``: any layout to any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gemma_convert.convert.commands.options import (
+    WriteOptions,
+    alpha_option,
+    base_option,
+    step_option,
+    write_options,
+)
+
+
+@click.command("convert")
+@click.argument("source", type=click.Path(path_type=Path))
+@click.option(
+    "--to",
+    required=True,
+    type=click.Choice(["hf", "tunix", "deepmind"]),
+    help="Whose names and axis orders to write.",
+)
+@base_option
+@click.option("--model", help="Public model of a source without a config, such as gemma-4-31b.")
+@alpha_option
+@step_option
+@write_options
+def command(
+    source: Path,
+    to: str,
+    base: Path | None,
+    model: str | None,
+    alpha: float | None,
+    step: int | None,
+    options: WriteOptions,
+) -> None:
+    """Turn SOURCE, in whatever layout it is, into another layout; LoRA factors are merged.
+
+    The source's layout is told from its names. Dimensions come from a config.json, in the source
+    or in --base, or from --model.
+
+    \b
+    Example:
+      gemma-convert convert gemma-4-31b-orbax/ --model gemma-4-31b --to tunix --out tunix/
+    """
+    from gemma_convert.convert.commands.execute import execute
+    from gemma_convert.convert.dtypes import from_config
+    from gemma_convert.convert.jobs import convert
+    from gemma_convert.convert.layouts import LAYOUTS
+    from gemma_convert.convert.readers import open_base, open_checkpoint
+
+    job = convert(
+        open_checkpoint(source, step),
+        LAYOUTS[to],
+        base=open_base(base) if base is not None else None,
+        model=model,
+        alpha=alpha,
+        dtype=from_config(options.dtype) if options.dtype else None,
+    )
+    execute(job, options, inputs=(source,) if base is None else (source, base))

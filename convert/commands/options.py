@@ -1,0 +1,85 @@
+"""Options that the writing commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gemma_convert.console import ByteSize, output_options
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """What every writing command asks for.
+
+    Attributes:
+        out: The directory to be made.
+        dtype: Stored dtype as config.json spells it; as in the source if None.
+        max_shard_size: Limit of one safetensors file, in bytes.
+        force: Whether a non-empty ``out`` may be replaced.
+        dry_run: Show the plan and write nothing.
+        as_json: Print plan or ledger as JSON.
+        quiet: Print nothing but errors.
+    """
+
+    out: Path
+    dtype: str | None
+    max_shard_size: int
+    force: bool
+    dry_run: bool
+    as_json: bool
+    quiet: bool
+
+
+_OPTIONS = (
+    click.option("--dry-run", is_flag=True, help="Show the plan and write nothing."),
+    click.option("--force", is_flag=True, help="Replace an output directory that is not empty."),
+    click.option(
+        "--max-shard-size",
+        type=ByteSize(),
+        default="5GB",
+        show_default=True,
+        help="Limit of one safetensors file.",
+    ),
+    click.option(
+        "--dtype",
+        type=click.Choice(["bfloat16", "float16", "float32"]),
+        help="Stored dtype; as in the source if left out.",
+    ),
+    click.option(
+        "--out", required=True, type=click.Path(path_type=Path), help="Directory to be made."
+    ),
+)
+
+
+def write_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of `WriteOptions`, handed to the command as ``options``."""
+
+    @wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> None:
+        names = WriteOptions.__dataclass_fields__
+        options = WriteOptions(**{name: kwargs.pop(name) for name in names})
+        command(*args, options=options, **kwargs)
+
+    with_output = output_options(wrapped)
+    for option in _OPTIONS:
+        with_output = option(with_output)
+    return with_output
+
+
+base_option = click.option(
+    "--base",
+    type=click.Path(path_type=Path),
+    help="Hugging Face directory of the base model: weights, config, tokenizer.",
+)
+step_option = click.option(
+    "--step", type=int, help="Step of a checkpoint root; the newest finished if left out."
+)
+alpha_option = click.option(
+    "--alpha", type=float, help="LoRA alpha, if the checkpoint does not say it."
+)

@@ -1,0 +1,68 @@
+"""How each JAX layout nests its parameters in an Orbax checkpoint. Data, but for the nesting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gemma_convert.convert.errors import OutputError
+from gemma_convert.convert.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class TreeForm:
+    """The form of a layout's checkpoints on the disk.
+
+    Attributes:
+        keys: A parameter's name to the keys of its leaf.
+        item: The item of step 0 that holds the tree; None where the directory is the tree itself.
+    """
+
+    keys: Callable[[str], tuple[str, ...]]
+    item: str | None
+
+
+def _nnx_keys(name: str) -> tuple[str, ...]:
+    """``layers.0.attn.q_einsum.w``: one key a word, then flax nnx's last key."""
+    return (*name.split("."), "value")
+
+
+def _flat_keys(name: str) -> tuple[str, ...]:
+    """``transformer/layer_0/attn/q_einsum/w``: the path, then the leaf, ``w`` in an MLP.
+
+    So are the checkpoints that Google publishes; DeepMind's ``load_params`` and Tunix read them.
+    """
+    path, _, leaf = name.rpartition("/")
+    if path.endswith("/mlp") and leaf in ("gating_einsum", "linear"):
+        return (name, "w")
+    return (path, leaf)
+
+
+FORMS: Mapping[str, TreeForm] = {
+    "tunix": TreeForm(_nnx_keys, "model_params"),
+    "deepmind": TreeForm(_flat_keys, None),
+}
+"""Layout name to the form in which it is written."""
+
+
+def make_tree(tensors: Mapping[str, Tensor], form: TreeForm) -> dict[str, Any]:
+    """Nest ``tensors`` by the keys of their names.
+
+    Raises:
+        OutputError: If a tensor is empty, or one's keys lead into or through another.
+    """
+    tree: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        if tensor.size == 0:
+            raise OutputError(f"{name} has shape {tensor.shape}", "Orbax stores no empty arrays")
+        *path, leaf = form.keys(name)
+        node = tree
+        for key in path:
+            node = node.setdefault(key, {})
+            if isinstance(node, Tensor):
+                raise OutputError(f"{name} lies inside another tensor", "rename one of the two")
+        if leaf in node:
+            raise OutputError(f"{name} ends inside another tensor", "rename one of the two")
+        node[leaf] = tensor
+    return tree

@@ -98,6 +98,7 @@ def test_a_full_tree_needs_no_weights_in_the_base(family: str, prefix: str) -> N
     assert_same_bits(produced(job), produced(with_weights))
     assert all(name.startswith(prefix) for name in job.plan.target)
     assert not job.plan.dropped
+    assert [source.source for source in job.plan.sources] == ["run", "base"]
 
 
 @pytest.mark.parametrize("family", CONFIGS)

@@ -110,10 +110,12 @@ def constant(value: float, dtype: np.dtype[Any] = F32) -> ArrayTensor:
     return ArrayTensor(np.full((1, 1), value, dtype))
 
 
-@pytest.mark.parametrize("added", [(0.00391,), (0.003, 0.003, 0.003)])
-def test_deltas_are_summed_before_the_one_rounding(added: tuple[float, ...]) -> None:
+@pytest.mark.parametrize(
+    ("weight", "added"), [(1.0, (0.00391,)), (1.0, (0.003, 0.003, 0.003)), (0.0, (1, 0.003, 0.003))]
+)
+def test_deltas_are_summed_before_the_one_rounding(weight: float, added: tuple[float, ...]) -> None:
     """F16: rounding each sum to bfloat16, whose next value is 1.0078125, would give 1.0."""
-    tensor = Merged(constant(1.0, BF16), tuple(map(constant, added)), BF16)
+    tensor = Merged(constant(weight, BF16), tuple(map(constant, added)), BF16)
     assert tensor.numpy() == ml_dtypes.bfloat16(1.0078125)
 
 

@@ -12,6 +12,9 @@ The command line prints the message and exits 1; a traceback appears only with `
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class GemmaConvertError(Exception):
     """Base of every error raised on purpose.
@@ -25,6 +28,15 @@ class GemmaConvertError(Exception):
         super().__init__(f"{what}; {remedy}" if remedy else what)
         self.what = what
         self.remedy = remedy
+
+
+@contextmanager
+def naming(tensor: str) -> Iterator[None]:
+    """Begin the message of an `OutputError` raised inside with the tensor's name."""
+    try:
+        yield
+    except OutputError as error:
+        raise OutputError(f"{tensor}: {error.what}", error.remedy) from error
 
 
 class InputError(GemmaConvertError):

@@ -82,7 +82,9 @@ def weight_shape(
     """
     short = name.removeprefix(spelling.prefix)
     for row in (row for family in families.values() for row in family.rows):
-        cell = row.cells[spelling.layout.name]
+        cell = row.cells.get(spelling.layout.name)
+        if cell is None:
+            continue
         axes = cell.pattern.axes
         inputs = [axis for axis in axes if axis in row.inputs]
         outputs = [axis for axis in axes if axis not in row.inputs]
@@ -102,9 +104,9 @@ def _look(family: Family, shapes: Mapping[str, tuple[int, ...]], spelling: Spell
     for name, shape in shapes.items():
         short = name.removeprefix(spelling.prefix)
         for row in family.rows:
-            cell = row.cells[spelling.layout.name]
-            index = cell.template.match(short)
-            if index is not None and len(shape) == len(cell.pattern.groups):
+            cell = row.cells.get(spelling.layout.name)
+            index = cell.template.match(short) if cell is not None else None
+            if cell is not None and index is not None and len(shape) == len(cell.pattern.groups):
                 seen.names.add(name)
                 seen.rows.add(row.name)
                 seen.layers.update([index["i"]] if "i" in index else [])
@@ -121,8 +123,8 @@ def _note_sizes(seen: _Seen, row: Row, pattern: Pattern, shape: tuple[int, ...])
 def _has_every_row(family: Family, seen: _Seen) -> bool:
     """Whether no row is missing that every model of the family has."""
     models = [read_public(family, name, {family.name: family}) for name in family.models]
-    always = set.intersection(*({p.row.name for p in model.parameters()} for model in models))
-    return always <= seen.rows
+    rows = [{p.row.name for p in model.parameters()} for model in models]
+    return not rows or set.intersection(*rows) <= seen.rows
 
 
 def _fits(model: Model, layers: int, seen: _Seen) -> bool:

@@ -80,6 +80,11 @@ def convert(
             + (f", and {source.source} holds LoRA factors alone" if own.pairs else ""),
             "give the base's safetensors with --base",
         )
+    if base is not None and own.text and own.text.keys() & base.keys():
+        raise InputError(
+            f"{source.source}: {next(iter(own.text))}: {base.source} has a tensor of that name too",
+            "leave --base out: a Hugging Face directory is its own base",
+        )
     spelling = _target_spelling(to, reference, dims, other or own)
     if donor.spelling.layout is not HF or to is not HF:
         _require_tied(dims)

@@ -100,7 +100,10 @@ def read_model(config: Mapping[str, Any], families: Mapping[str, Family]) -> Mod
             asks for parameters that the family's rows do not have yet.
     """
     family = _family(config, families)
-    values = {**family.defaults, **text_config(config)}
+    text = text_config(config)
+    model_type = text.get("model_type") or config.get("model_type")
+    own = family.own_defaults.get(model_type, {}) if isinstance(model_type, str) else {}
+    values = {**family.defaults, **own, **text}
     for key, what in family.unsupported.items():
         if values.get(key):
             raise ConfigError(
@@ -169,10 +172,8 @@ def _layer(index: int, kind: str, values: Mapping[str, Any], common: Layer) -> L
     """One layer; Gemma 4's have dimensions of their own (modeling_gemma4.py)."""
     is_global = kind == "full_attention"
     value_is_key = is_global and bool(values.get("attention_k_eq_v"))
-    first_shared = _positive(values, "num_hidden_layers") - (
-        values.get("num_kv_shared_layers") or 0
-    )
-    shares_kv = index >= first_shared
+    shared = _positive(values, "num_kv_shared_layers") if values.get("num_kv_shared_layers") else 0
+    shares_kv = index >= _positive(values, "num_hidden_layers") - shared
     sizes = dict(common.sizes)
     if is_global and values.get("global_head_dim"):
         sizes["h"] = _positive(values, "global_head_dim")

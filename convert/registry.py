@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import entry_points
 
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import ConfigError, LayoutError
@@ -13,13 +14,29 @@ from gemma_convert.convert.model import Model, read_model
 from gemma_convert.convert.rows import Cell, Family
 from gemma_convert.convert.tensor import Tensor
 
+ENTRY_POINTS = "gemma_convert.families"
+"""Group of the entry points by which other packages register families."""
+
 
 @cache
 def families() -> Mapping[str, Family]:
-    """The families known, by name."""
+    """The families known, by name: ours, then those that installed packages register.
+
+    Raises:
+        ConfigError: If an entry point is not a `Family`, or takes a name that is taken.
+    """
     from gemma_convert.convert.families import gemma1, gemma2, gemma3, gemma4
 
-    return {module.FAMILY.name: module.FAMILY for module in (gemma1, gemma2, gemma3, gemma4)}
+    found = {module.FAMILY.name: module.FAMILY for module in (gemma1, gemma2, gemma3, gemma4)}
+    for entry in entry_points(group=ENTRY_POINTS):
+        family = entry.load()
+        if not isinstance(family, Family) or family.name in found:
+            raise ConfigError(
+                f"entry point {entry.name} = {entry.value} is not a family of a new name",
+                "let it name a gemma_convert.convert.rows.Family, or uninstall its package",
+            )
+        found[family.name] = family
+    return found
 
 
 def named_model(name: str) -> Model:

@@ -15,7 +15,7 @@ import numpy as np
 
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import LayoutError
-from gemma_convert.convert.layouts import Spelling
+from gemma_convert.convert.layouts import Layout, Spelling
 from gemma_convert.convert.model import Model, Parameter
 from gemma_convert.convert.pattern import Pattern, Ranges, Sizes
 from gemma_convert.convert.tensor import Array, Box, Tensor, Zeros, extent, slices
@@ -120,6 +120,8 @@ def relayout(
     Raises:
         LayoutError: If a tensor is missing, left over, or has another shape than ``model`` says.
     """
+    for spelling in (source, target):
+        _require_layout(model, spelling.layout)
     problems = disagreements(checkpoint, model, source, partial=partial)
     if problems:
         more = f" (and {len(problems) - 1} more like it)" if len(problems) > 1 else ""
@@ -137,7 +139,9 @@ def relayout(
             if name in checkpoint
         ]
         if parts:
-            made.update(_target_tensors(parameter, parts, source, target))
+            targets = _target_tensors(parameter, parts, source, target)
+            _require_whole(checkpoint, parameter, targets, source, target)
+            made.update(targets)
         elif parameter.unread and target.layout.wants_unread and not partial:
             shape = parameter.row.cells[target.layout.name].pattern.shape(parameter.sizes)
             zeros = {name: Zeros(shape, dtype) for name, _ in _stored_names(parameter, target)}
@@ -153,6 +157,15 @@ def _filled_note(names: list[str]) -> tuple[str, ...]:
         f"{len(names)} tensors that the model has but never reads are not in the source and were "
         f"filled with zeros, such as {names[0]}",
     )
+
+
+def _require_layout(model: Model, layout: Layout) -> None:
+    if any(layout.name not in row.cells for row in model.family.rows):
+        known = set.intersection(*(set(row.cells) for row in model.family.rows))
+        raise LayoutError(
+            f"{model.family.name} has no names in layout {layout.name}",
+            f"its layouts: {', '.join(sorted(known))}",
+        )
 
 
 def disagreements(
@@ -192,6 +205,23 @@ def disagreements(
 def _stored_names(parameter: Parameter, spelling: Spelling) -> list[tuple[str, dict[str, int]]]:
     """Full names of the tensors that hold ``parameter``, with their places on spelled axes."""
     return [(spelling.prefix + s, at) for s, at in parameter.parts(spelling.layout.name)]
+
+
+def _require_whole(
+    checkpoint: Checkpoint,
+    parameter: Parameter,
+    targets: Mapping[str, Tensor],
+    source: Spelling,
+    target: Spelling,
+) -> None:
+    """Refuse a parameter of which the source has some of what one of ``targets`` is made of."""
+    for target_name, target_at in _stored_names(parameter, target):
+        for name, at in _stored_names(parameter, source):
+            if target_name in targets and _agree(at, target_at) and name not in checkpoint:
+                raise LayoutError(
+                    f"{checkpoint.source}: {name}: missing ({parameter})",
+                    f"{target_name} is made of it too",
+                )
 
 
 def _target_tensors(

@@ -16,7 +16,7 @@ Axes of the Gemma family, as used in all tables:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gemma_convert.convert import pattern as patterns
@@ -161,6 +161,7 @@ class Family:
         unsupported: Config keys whose truth means parameters that these rows do not have, each
             with what it is.
         models: Named sizes: the text config's keys that tell them apart.
+        own_defaults: What some of the model_types assume otherwise than ``defaults`` says.
     """
 
     name: str
@@ -170,3 +171,4 @@ class Family:
     unsupported: Mapping[str, str]
     nested_prefix: str
     models: Mapping[str, Mapping[str, Any]]
+    own_defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

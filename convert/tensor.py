@@ -15,6 +15,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from gemma_convert.convert.errors import OutputError
+
 Array = npt.NDArray[Any]
 Box = tuple[tuple[int, int], ...]
 
@@ -120,7 +122,23 @@ def cast(tensor: Tensor, dtype: np.dtype[Any]) -> Tensor:
     """``tensor`` in ``dtype``, rounded once to nearest even; itself if it has that dtype."""
     if tensor.dtype == dtype:
         return tensor
-    return Elementwise(tensor, dtype, lambda array: array.astype(dtype))
+    return Elementwise(tensor, dtype, lambda array: rounded(array, dtype))
+
+
+def rounded(array: Array, dtype: np.dtype[Any]) -> Array:
+    """``array`` in ``dtype``, to nearest even.
+
+    Raises:
+        OutputError: If a finite value becomes infinite or NaN, as one above 65504 in float16.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrow: Array = array.astype(dtype)
+    if np.isfinite(narrow).all() or np.array_equal(np.isfinite(narrow), np.isfinite(array)):
+        return narrow
+    raise OutputError(
+        f"a value as large as {np.abs(array[np.isfinite(array)]).max():.6g} does not fit {dtype}",
+        "choose bfloat16 or float32 with --dtype",
+    )
 
 
 def ancestry(tensor: Tensor) -> Iterator[Tensor]:

@@ -20,6 +20,8 @@ EMBEDDING = "embedding"
 class Rows(Tensor):
     """The rows of ``head`` and, below them, those of ``tail`` from where ``head`` ended."""
 
+    action = "rearranged"
+
     def __init__(self, head: Tensor, tail: Tensor) -> None:
         self.head = head
         self.tail = tail

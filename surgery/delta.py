@@ -14,7 +14,7 @@ import einops
 import numpy as np
 
 from gemma_convert.convert.model import Parameter
-from gemma_convert.convert.tensor import Array, Box, Tensor, extent
+from gemma_convert.convert.tensor import Array, Box, Tensor, extent, rounded
 from gemma_convert.surgery.adapter import Pair
 
 
@@ -118,7 +118,7 @@ class Merged(Tensor):
         delta = self.deltas[0].read(box)
         for other in self.deltas[1:]:
             delta = delta + other.read(box)
-        merged = (wide + delta).astype(self.dtype)
+        merged = rounded(wide + delta, self.dtype)
         self._seen[box] = _survival(wide, delta, merged)
         return merged
 

@@ -15,7 +15,7 @@ from gemma_convert.convert.errors import AdapterError
 from gemma_convert.convert.layouts import Spelling
 from gemma_convert.convert.model import Model, Parameter
 from gemma_convert.convert.relayout import relayout
-from gemma_convert.convert.tensor import Tensor
+from gemma_convert.convert.tensor import Tensor, Zeros
 from gemma_convert.surgery.adapter import Adapter
 from gemma_convert.surgery.delta import LowRank, Merged
 
@@ -36,6 +36,7 @@ def deltas(adapter: Adapter, model: Model, target: Spelling) -> dict[str, Tensor
             if name in adapter.pairs:
                 _check_shapes(adapter, name, parameter)
                 found[name] = LowRank(parameter, layout, adapter.pairs[name], adapter.scale(name))
+        found |= _nothing(parameter, found, adapter.spelling, target)
     left = [name for name in adapter.pairs if name not in found]
     if left:
         raise AdapterError(
@@ -46,6 +47,20 @@ def deltas(adapter: Adapter, model: Model, target: Spelling) -> dict[str, Tensor
         )
     spelled = Checkpoint(found, source=adapter.source)
     return dict(relayout(spelled, model, adapter.spelling, target, partial=True))
+
+
+def _nothing(
+    parameter: Parameter, found: dict[str, Tensor], source: Spelling, target: Spelling
+) -> dict[str, Tensor]:
+    """Deltas of zero for parts without a pair that ``target`` joins with parts that have one.
+
+    Such as up, where the adapter changes the gate alone and DeepMind's layout has both in one.
+    """
+    names = [source.prefix + short for short, _ in parameter.parts(source.layout.name)]
+    if len(names) == len(parameter.parts(target.layout.name)) or not set(names) & set(found):
+        return {}
+    shape = parameter.row.cells[source.layout.name].pattern.shape(parameter.sizes)
+    return {n: Zeros(shape, np.dtype(np.float32)) for n in names if n not in found}
 
 
 def _check_shapes(adapter: Adapter, name: str, parameter: Parameter) -> None:
@@ -87,6 +102,12 @@ def merge(
     for adapter in adapters:
         for name, delta in deltas(adapter, model, spelling).items():
             found.setdefault(name, []).append(delta)
+    absent = [name for name in found if name not in weights]
+    if absent:
+        raise AdapterError(
+            f"{weights.source}: {absent[0]} is not there, but the adapter changes it",
+            "give a base that has the keys and values of all layers, as on the Hub",
+        )
     merged = {
         name: Merged(tensor, tuple(found[name]), dtype or tensor.dtype) if name in found else tensor
         for name, tensor in weights.items()

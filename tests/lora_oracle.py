@@ -2,7 +2,8 @@
 
 The einsums are those under which Qwix and Tunix contract the factors; the transposes are those
 that take a Hugging Face weight (out, in) to Tunix's array, undone. Axis letters: d hidden size,
-f feed-forward size, n query heads, k key/value heads, h head dimension, c key or value, r rank.
+f feed-forward size, n query heads, k key/value heads, h head dimension, c key or value, s query,
+key or value, r rank.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from gemma_convert.convert.tensor import Array
 EINSUMS = {
     "attn.q_einsum.w": "dr,rnh->ndh",
     "attn.kv_einsum.w": "dr,rckh->ckdh",
+    "attn.qkv_einsum.w": "dr,rsnh->sndh",
     "attn.k_einsum.w": "dr,rkh->kdh",
     "attn.attn_vec_einsum.w": "nhr,rd->nhd",
     "mlp.gate_proj.kernel": "dr,rf->df",
@@ -41,6 +43,11 @@ HF_MODULES: dict[str, dict[str, Callable[[Array], Array]]] = {
     "attn.kv_einsum.w": {
         "self_attn.k_proj": lambda array: heads_last(array[0]),
         "self_attn.v_proj": lambda array: heads_last(array[1]),
+    },
+    "attn.qkv_einsum.w": {
+        "self_attn.q_proj": lambda array: heads_last(array[0]),
+        "self_attn.k_proj": lambda array: heads_last(array[1]),
+        "self_attn.v_proj": lambda array: heads_last(array[2]),
     },
     "attn.k_einsum.w": {"self_attn.k_proj": heads_last},
     "attn.attn_vec_einsum.w": {"self_attn.o_proj": heads_first},

@@ -23,7 +23,7 @@ def boxes(draw: st.DrawFn, shape: tuple[int, ...]) -> Box:
 
 @st.composite
 def configs(draw: st.DrawFn) -> dict[str, Any]:
-    """The config of a small Gemma 3 or 4 whose sizes are different primes.
+    """The config of a small model of any family whose sizes are different primes.
 
     Heads are multi-query, grouped or full, never one; layers are local and global in any order.
     """
@@ -34,7 +34,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
     kinds = st.sampled_from(("sliding_attention", "full_attention"))
     layer_types = draw(st.lists(kinds, min_size=1, max_size=4))
     config: dict[str, Any] = {
-        "model_type": "gemma3_text",
+        "model_type": draw(st.sampled_from(("gemma", "gemma2", "gemma3_text", "gemma4_text"))),
         "vocab_size": vocab,
         "hidden_size": hidden,
         "intermediate_size": ffw,
@@ -44,12 +44,28 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         "num_key_value_heads": kv_heads,
         "head_dim": head,
     }
-    if draw(st.booleans()):
-        config |= {
-            "model_type": "gemma4_text",
-            "global_head_dim": global_head,
-            "hidden_size_per_layer_input": 0,
-            "attention_k_eq_v": draw(st.booleans()),
-            "num_global_key_value_heads": draw(st.sampled_from((None, 1, 2, 3))),
-        }
+    if config["model_type"] == "gemma4_text":
+        config |= {"global_head_dim": global_head, "hidden_size_per_layer_input": 0}
+        config |= draw(_gemma4_parts(len(layer_types)))
     return config
+
+
+@st.composite
+def _gemma4_parts(draw: st.DrawFn, layers: int) -> dict[str, Any]:
+    """What only some models of Gemma 4 have, in any combination."""
+    experts, expert_ffw, per_layer = draw(st.permutations((2, 3, 5)))
+    parts: dict[str, Any] = {
+        "attention_k_eq_v": draw(st.booleans()),
+        "num_global_key_value_heads": draw(st.sampled_from((None, 1, 2, 3))),
+        "num_kv_shared_layers": draw(st.integers(0, layers - 1)),
+        "use_double_wide_mlp": draw(st.booleans()),
+    }
+    if draw(st.booleans()):
+        parts |= {
+            "enable_moe_block": True,
+            "num_experts": experts,
+            "moe_intermediate_size": expert_ffw,
+        }
+    if draw(st.booleans()):
+        parts |= {"hidden_size_per_layer_input": per_layer, "vocab_size_per_layer_input": 19}
+    return parts

@@ -1,10 +1,8 @@
 """Tiny models of the true architectures, in transformers and in Tunix, and their logits.
 
-Sizes are distinct, heads are grouped, a global layer has sizes of its own in Gemma 4, and every
-parameter is random: no norm of ones, no scalar of one. Seven layers, because Tunix's Gemma 3 has
-its first global layer at index 5 whatever its config says. Weights are scaled so that the logits
-are of order one and float32 agrees with float64 to 1e-5; deep and narrow random models otherwise
-amplify rounding by a thousand.
+The cases are those of tests/tiny_cases.py. Every parameter is random: no norm of ones, no scalar
+of one. Weights are scaled so that the logits are of order one and float32 agrees with float64 to
+1e-5; deep and narrow random models otherwise amplify rounding by a thousand.
 
 transformers, torch, jax and Tunix are imported by the functions, not by this module.
 """
@@ -12,76 +10,36 @@ transformers, torch, jax and Tunix are imported by the functions, not by this mo
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gemma_convert.convert.tensor import Array
+from tests.tiny_cases import CASES
 
-FAMILIES = ("gemma3", "gemma4")
-WINDOW = 5
 IDS = np.random.default_rng(7).integers(3, 509, 13).tolist()
 """Token ids, well beyond the sliding window."""
 
-HF_SIZES: dict[str, Any] = {
-    "vocab_size": 509,
-    "hidden_size": 60,  # transformers wants a multiple of the number of heads
-    "intermediate_size": 88,
-    "num_hidden_layers": 7,
-    "layer_types": ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"],
-    "num_attention_heads": 6,
-    "num_key_value_heads": 3,
-    "head_dim": 14,
-    "sliding_window": WINDOW,
-    "max_position_embeddings": 64,
-}
-HF_OWN: dict[str, dict[str, Any]] = {
-    "gemma3": {"query_pre_attn_scalar": 14},
-    "gemma4": {
-        "layer_types": ["sliding_attention"] * 5 + ["full_attention"] * 2,
-        "num_global_key_value_heads": 2,
-        "global_head_dim": 22,
-        "attention_k_eq_v": True,
-        "hidden_size_per_layer_input": 0,
-        "final_logit_softcapping": 30.0,
-    },
-}
-TUNIX_SIZES: dict[str, Any] = {
-    "num_layers": 7,
-    "num_embed": 509,
-    "embed_dim": 60,
-    "hidden_dim": 88,
-    "num_heads": 6,
-    "num_kv_heads": 3,
-    "head_dim": 14,
-    "sliding_window_size": WINDOW,
-    "local_base_frequency": 10_000,
-    "global_base_frequency": 1_000_000,
-}
-TUNIX_OWN: dict[str, dict[str, Any]] = {
-    "gemma3": {"param_dtype": np.float32},
-    "gemma4": {"num_global_kv_heads": 2, "global_key_size": 22, "k_eq_v_global": True},
-}
+EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
+"""Only the eager attention of transformers caps the scores of Gemma 2, and only its eager experts
+work in float64 and at any size."""
 
 
-def hf_config(family: str) -> Any:
+def hf_config(case: str) -> Any:
     """The transformers config of the tiny model."""
     import transformers
 
-    config_class = {
-        "gemma3": transformers.Gemma3TextConfig,
-        "gemma4": transformers.Gemma4TextConfig,
-    }[family]
-    return config_class(**{**HF_SIZES, **HF_OWN[family]})
+    return getattr(transformers, CASES[case].hf_class)(**CASES[case].hf_config)
 
 
-def hf_model(family: str, seed: int = 0) -> Any:
+def hf_model(case: str, seed: int = 0) -> Any:
     """The tiny model of transformers in float32, every parameter and layer scalar random."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_config(hf_config(family)).eval()
+    model = AutoModelForCausalLM.from_config(hf_config(case), **EAGER).eval()
     random = np.random.default_rng(seed)
     with torch.no_grad():
         for name, weight in hf_weights(model):
@@ -114,30 +72,38 @@ def hf_loaded(directory: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     model, report = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=torch.float32, output_loading_info=True
+        directory, dtype=torch.float32, output_loading_info=True, **EAGER
     )
     assert not any(report.values()), report
     return model.eval()
 
 
-def tunix_model(family: str, seed: int = 0) -> Any:
+def tunix_model(case: str, seed: int = 0) -> Any:
     """Tunix's tiny model in float32, every parameter random."""
     from flax import nnx
-    from tunix.models.gemma3 import model as gemma3
-    from tunix.models.gemma4 import model as gemma4
 
-    config: Any
-    if family == "gemma3":
-        model_class, config = gemma3.Gemma3, gemma3.ModelConfig(**TUNIX_SIZES, **TUNIX_OWN[family])
-    else:
-        local, full = gemma4.AttentionType.LOCAL_SLIDING, gemma4.AttentionType.GLOBAL
-        pattern = (local,) * 5 + (full,) * 2
-        config = gemma4.ModelConfig(**TUNIX_SIZES, **TUNIX_OWN[family], attention_pattern=pattern)
-        model_class = gemma4.Gemma4
+    model_class, config = tunix_class(case)
     # Shapes alone: Tunix's own random values would be compiled one by one, for seconds.
     model = nnx.eval_shape(lambda: model_class(config, rngs=nnx.Rngs(0)))
     randomise_tunix(model, seed)
     return model
+
+
+def tunix_class(case: str) -> tuple[Any, Any]:
+    """Tunix's class of the tiny model, and its config."""
+    from tunix.models.gemma import model as gemma
+    from tunix.models.gemma3 import model as gemma3
+    from tunix.models.gemma4 import model as gemma4
+
+    family, layers, values = CASES[case].family, CASES[case].layers, CASES[case].tunix_config
+    if family == "gemma3":  # its pattern is fixed
+        return gemma3.Gemma3, gemma3.ModelConfig(**values, param_dtype=np.float32)
+    module, key = (
+        (gemma4, "attention_pattern") if family == "gemma4" else (gemma, "attention_types")
+    )
+    kind = {"L": module.AttentionType.LOCAL_SLIDING, "G": module.AttentionType.GLOBAL}
+    config = module.ModelConfig(**values, **{key: tuple(kind[letter] for letter in layers)})
+    return gemma4.Gemma4 if family == "gemma4" else gemma.Gemma, config
 
 
 def randomise_tunix(model: Any, seed: int) -> None:
@@ -157,15 +123,53 @@ def randomise_tunix(model: Any, seed: int) -> None:
 
 
 def tunix_logits(model: Any) -> Array:
-    """Tunix's float32 logits (tokens, v) of `IDS`, without a cache."""
+    """Tunix's float32 logits (tokens, v) of `IDS`, without a cache, with the later router."""
     import jax
     import jax.numpy as jnp
 
     count = len(IDS)
     causal = jnp.tril(jnp.ones((1, count, count), bool))
-    with jax.default_matmul_precision("highest"):
+    with jax.default_matmul_precision("highest"), _router_mended():
         logits, _ = model(jnp.asarray([IDS]), jnp.arange(count)[None], None, causal)
     return np.asarray(logits[0])
+
+
+@contextmanager
+def _router_mended() -> Iterator[None]:
+    """Tunix with the router of its later versions.
+
+    Tunix 0.1.7 gives the router what the experts get, ``moe_pre_ffw_norm(x)``, where transformers,
+    DeepMind's library and Tunix at git c7d8950 give it x; the weights are the same. Its choice of
+    experts by ``approx_max_k`` need not be the exact one either.
+    """
+    import jax
+    from tunix.models.gemma4 import model as gemma4
+    from tunix.models.gemma4 import moe
+
+    norm, route = gemma4.RMSNorm.__call__, moe.MoERagged.__call__
+    run, choose = moe.MoERagged._run_ffw_and_routing, jax.lax.approx_max_k
+    seen: dict[str, Any] = {}
+
+    def remember(module: Any, x: Any) -> Any:  # the last norm before the experts is theirs
+        seen["before"] = x
+        return norm(module, x)
+
+    def route_unscaled(module: Any, x: Any) -> Any:
+        seen["for experts"] = x
+        return route(module, seen["before"])
+
+    def run_scaled(module: Any, x: Any, choices: Any, weights: Any) -> Any:
+        return run(module, seen["for experts"], choices, weights)
+
+    gemma4.RMSNorm.__call__ = remember
+    moe.MoERagged.__call__, moe.MoERagged._run_ffw_and_routing = route_unscaled, run_scaled
+    jax.lax.approx_max_k = jax.lax.top_k
+    try:
+        yield
+    finally:
+        gemma4.RMSNorm.__call__ = norm
+        moe.MoERagged.__call__, moe.MoERagged._run_ffw_and_routing = route, run
+        jax.lax.approx_max_k = choose
 
 
 def tunix_arrays(model: Any) -> dict[str, Array]:

@@ -204,6 +204,11 @@ FAMILY = Family(
         "last_layer_is_global": True,
         "tie_word_embeddings": True,
     },
+    # Gemma4UnifiedTextConfig has no such key, so the 12B's config.json may lack it.
+    own_defaults={
+        model_type: {"hidden_size_per_layer_input": 0}
+        for model_type in ("gemma4_unified_text", "gemma4_unified")
+    },
     unsupported={"attention_bias": "attention biases"},
     nested_prefix="model.language_model.",
     models={

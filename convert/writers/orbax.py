@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from gemma_convert.convert.checkpoint import Checkpoint
-from gemma_convert.convert.errors import GemmaConvertError, OutputError
+from gemma_convert.convert.errors import GemmaConvertError, OutputError, naming
 from gemma_convert.convert.readers.orbax import VALUE_SUFFIX, open_orbax
 from gemma_convert.convert.tensor import BLOCK_BYTES, Tensor, blocks, extent, slices
 from gemma_convert.convert.writers.orbax_tree import FORMS, TreeForm, make_tree
@@ -173,29 +173,33 @@ def _tensor_handler(block_bytes: int, progress: Progress) -> Any:
                 for spec, info in zip(specs, infos, strict=True)
             ]
             try:
-                _stream(zip(values, stores, strict=True), block_bytes, progress)
+                names = [info.name for info in infos]
+                _stream(zip(names, values, stores, strict=True), block_bytes, progress)
             finally:  # an opening still under way would make files while the caller cleans up
                 _settle(stores)
             item = infos[0].parent_dir
-            (item / "_sharding").write_text(_shardings([info.name for info in infos]))
+            (item / "_sharding").write_text(_shardings(names))
             await self._array_metadata_store.write(item, [s.metadata for s in specs], 0)
             return []
 
     return TensorHandler(array_metadata_store=Store())
 
 
-def _stream(tensors: Iterable[tuple[Tensor, Any]], block_bytes: int, progress: Progress) -> None:
+def _stream(
+    tensors: Iterable[tuple[str, Tensor, Any]], block_bytes: int, progress: Progress
+) -> None:
     """Copy each tensor into its (opening) tensorstore, at most `IN_FLIGHT` blocks at a time."""
     pending: deque[tuple[Any, int]] = deque()
     held = 0
     try:
-        for tensor, opening in tensors:
+        for name, tensor, opening in tensors:
             store = opening.result()
             for box in blocks(tensor, block_bytes):
                 nbytes = prod(extent(box)) * tensor.dtype.itemsize
                 while pending and held + nbytes > IN_FLIGHT * block_bytes:
                     held -= _finish(*pending.popleft(), progress)
-                array = tensor.read(box)
+                with naming(name):
+                    array = tensor.read(box)
                 write = store[slices(box)].write(array, can_reference_source_data_indefinitely=True)
                 pending.append((write, nbytes))
                 held += nbytes

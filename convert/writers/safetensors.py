@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from gemma_convert.convert import dtypes
-from gemma_convert.convert.errors import OutputError
+from gemma_convert.convert.errors import OutputError, naming
 from gemma_convert.convert.tensor import Tensor, blocks, extent, slices
 
 DEFAULT_SHARD_BYTES = 5 * 10**9
@@ -97,8 +97,10 @@ def write_shard(directory: Path, shard: Shard, progress: Progress) -> Written:
         for name, tensor in shard.tensors.items():
             own = hashlib.sha256()
             for box in blocks(tensor):
+                with naming(name):
+                    array = tensor.read(box)
                 # A transposed view would be written in the wrong order.
-                data = np.ascontiguousarray(tensor.read(box)).reshape(-1).view(np.uint8).data
+                data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
                 file.write(data)
                 whole.update(data)
                 own.update(data)

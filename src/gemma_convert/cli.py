@@ -16,6 +16,7 @@ COMMANDS = {
     "hf-to-orbax": "gemma_convert.convert.commands.hf_to_orbax",
     "convert": "gemma_convert.convert.commands.convert",
     "inspect": "gemma_convert.convert.commands.inspect",
+    "layouts": "gemma_convert.convert.commands.layouts",
     "demo": "gemma_convert.convert.commands.demo",
 }
 """Command name to the module that has it as ``command``; in the order of ``--help``."""

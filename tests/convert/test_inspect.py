@@ -151,7 +151,7 @@ def test_missing_and_unknown_tensors_are_listed() -> None:
     values["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(3, F32)
     report = inspect(memory(values, config=GEMMA3))
     found = "\n".join(report["disagreements"])
-    assert "model.layers.1.mlp.up_proj.weight: missing (up of layer 1)" in found
+    assert "model.layers.1.mlp.up_proj.weight: missing (gate_up of layer 1)" in found
     assert "model.layers.0.self_attn.rotary_emb.inv_freq: no parameter of a gemma3" in found
 
 

@@ -20,6 +20,7 @@ from gemma_convert.convert.tensor import Array, ArrayTensor
 from gemma_convert.convert.writers.hf import write_hf
 from gemma_convert.convert.writers.orbax import write_orbax
 from tests import tiny
+from tests.tiny_cases import CASES, WINDOW
 
 # Tunix 0.1.7 calls deprecated parts of jax 0.10 and flax 0.12.
 pytestmark = [
@@ -33,26 +34,23 @@ BOUND = 1e-4
 SEEN = 100 * BOUND
 """Least that a mistake must move the logits for the bound to see it."""
 
-SCALE_INVARIANT = ("model.layers.6.layer_scalar",)
-"""Weights of the last layer that scale its whole output."""
 
-
-@pytest.fixture(scope="module", params=tiny.FAMILIES)
-def family(request: pytest.FixtureRequest) -> str:
-    """The family under test."""
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest) -> str:
+    """The model under test."""
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def hf(family: str) -> Any:
+def hf(case: str) -> Any:
     """The tiny model of transformers."""
-    return tiny.hf_model(family)
+    return tiny.hf_model(case)
 
 
 @pytest.fixture(scope="module")
-def tunix(family: str) -> Any:
+def tunix(case: str) -> Any:
     """Tunix's tiny model, to be overwritten by each test: building one takes seconds."""
-    return tiny.tunix_model(family)
+    return tiny.tunix_model(case)
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +85,10 @@ def test_the_yardstick(hf: Any) -> None:
 
 
 def test_the_ids_reach_beyond_the_window() -> None:
-    assert len(tiny.IDS) > 2 * tiny.WINDOW
+    assert len(tiny.IDS) > 2 * WINDOW
 
 
-def test_every_weight_counts(hf: Any) -> None:
+def test_every_weight_counts(case: str, hf: Any) -> None:
     """Each stored tensor, its values shifted by one place, moves the logits: none is neutral.
 
     But for the scalar of the last layer: it scales all that the final norm then divides by its
@@ -102,7 +100,8 @@ def test_every_weight_counts(hf: Any) -> None:
         for name, weight in tiny.hf_weights(hf)
         if difference(_logits_without(hf, weight), expected) < SEEN
     ]
-    assert unseen == [name for name in SCALE_INVARIANT if name in dict(tiny.hf_weights(hf))]
+    last = f"model.layers.{len(CASES[case].layers) - 1}.layer_scalar"
+    assert unseen == ([last] if CASES[case].family == "gemma4" else [])
     assert difference(tiny.hf_logits(hf), expected) == 0
 
 
@@ -118,18 +117,20 @@ def _logits_without(hf: Any, weight: Any) -> Array:
     return logits
 
 
-def test_hf_to_tunix(hf: Any, hf_directory: Path, tunix: Any, tmp_path: Path) -> None:
+def test_hf_to_tunix(case: str, hf: Any, hf_directory: Path, tunix: Any, tmp_path: Path) -> None:
     """Saved by transformers, converted and written by us, restored and run by Tunix."""
     target = hf_to_orbax(open_safetensors(hf_directory)).plan.target
     logits = through_tunix(target, tunix, tmp_path / "orbax")
     assert difference(logits, tiny.hf_logits(hf)) < BOUND
+    # transformers stores no keys and values that nothing reads; Tunix has them
+    assert len(target.notes) == CASES[case].hf.get("num_kv_shared_layers", 0) // 2
 
 
-def test_tunix_to_hf(family: str, tunix: Any, tmp_path: Path) -> None:
+def test_tunix_to_hf(case: str, tunix: Any, tmp_path: Path) -> None:
     """Saved by Tunix, converted and written by us, loaded by transformers without a remark."""
     tiny.randomise_tunix(tunix, seed=3)
     tiny.tunix_save(tunix, tmp_path / "tunix", step=4)
-    tiny.hf_config(family).save_pretrained(tmp_path / "base")
+    tiny.hf_config(case).save_pretrained(tmp_path / "base")
     base = open_base(tmp_path / "base")
     target = orbax_to_hf(open_orbax(tmp_path / "tunix"), base).plan.target
     out = tmp_path / "hf"
@@ -146,34 +147,80 @@ def interleaved(array: Array) -> Array:
 
 MISTAKES: dict[str, tuple[str, Callable[[Array], Array]]] = {
     "key and value swapped": ("layers.1.attn.kv_einsum.w", lambda w: w[::-1]),
-    "heads inside instead of outside": ("layers.5.attn.q_einsum.w", interleaved),
+    "query and key swapped": ("layers.1.attn.qkv_einsum.w", lambda w: w[[1, 0, 2]]),
+    "heads inside instead of outside": ("layers.2.attn.q_einsum.w", interleaved),
     "norm off by one": ("layers.2.pre_ffw_norm.scale", lambda w: w + 1),
+    "norm of gemma2 off by one": ("layers.2.post_attn_norm.scale", lambda w: w + 1),
     "scalar lost": ("layers.0.skip_scale", np.ones_like),
     "global key heads swapped": ("layers.5.attn.k_einsum.w", lambda w: w[::-1]),
+    "global key lost": ("layers.2.attn.k_einsum.w", np.zeros_like),
+    "gate and up of experts swapped": ("layers.1.moe.gating_einsum", lambda w: w[:, ::-1]),
+    "experts in another order": ("layers.1.moe.linear", lambda w: w[::-1]),
+    "router in another order": ("layers.1.moe.router_logits", lambda w: w[:, ::-1]),
+    "norm of experts off by one": ("layers.1.moe_pre_ffw_norm.scale", lambda w: w + 1),
+    "embeddings of another layer": (
+        "embedder.per_layer_input_embedding",
+        lambda w: w[:, ::-1],
+    ),
+    "projections of another layer": (
+        "embedder.per_layer_model_projection.w",
+        lambda w: w[:, ::-1],
+    ),
+    "shared keys are not read": ("layers.2.attn.kv_einsum.w", np.zeros_like),
 }
 """Tensor in Tunix's spelling and what a wrong converter would make of it."""
 
+SHARED = ("key and value swapped", "heads inside instead of outside", "norm off by one")
+PER_LAYER = (
+    *SHARED,
+    "scalar lost",
+    "embeddings of another layer",
+    "projections of another layer",
+    "shared keys are not read",
+)
+POSSIBLE: dict[str, tuple[str, ...]] = {
+    "gemma1-mqa": (*SHARED, "shared keys are not read"),
+    "gemma1-mha": ("query and key swapped", "norm off by one"),
+    "gemma2": (*SHARED, "norm of gemma2 off by one", "shared keys are not read"),
+    "gemma3": (*SHARED, "shared keys are not read"),
+    "gemma3-mha": ("query and key swapped", "norm off by one"),
+    "gemma4": (*SHARED, "scalar lost", "global key heads swapped", "shared keys are not read"),
+    "gemma4-12b": (*SHARED, "scalar lost", "global key lost"),
+    "gemma4-moe": (
+        *SHARED,
+        "scalar lost",
+        "global key lost",
+        "gate and up of experts swapped",
+        "experts in another order",
+        "router in another order",
+        "norm of experts off by one",
+    ),
+    "gemma4-e2b": PER_LAYER,
+    "gemma4-e4b": PER_LAYER,
+}
+"""The mistakes that a case can show."""
+
 
 def test_mistakes_are_seen(
-    family: str, hf: Any, hf_directory: Path, tunix: Any, tmp_path: Path
+    case: str, hf: Any, hf_directory: Path, tunix: Any, tmp_path: Path
 ) -> None:
     """The comparison above can fail."""
     target = hf_to_orbax(open_safetensors(hf_directory)).plan.target
-    seen: list[str] = []
-    for mistake, (name, wrong) in MISTAKES.items():
-        if name in target:
-            spoilt = {**target.tensors, name: ArrayTensor(wrong(target[name].numpy()))}
-            logits = through_tunix(target.replace(tensors=spoilt), tunix, tmp_path / mistake)
-            assert difference(logits, tiny.hf_logits(hf)) > SEEN, mistake
-            seen.append(mistake)
-    assert len(seen) == (5 if family == "gemma4" else 3)
+    expected = tiny.hf_logits(hf)
+    assert {m for m, (name, _) in MISTAKES.items() if name in target} == {*POSSIBLE[case]}
+    for mistake in POSSIBLE[case]:
+        name, wrong = MISTAKES[mistake]
+        spoilt = {**target.tensors, name: ArrayTensor(wrong(target[name].numpy()))}
+        logits = through_tunix(target.replace(tensors=spoilt), tunix, tmp_path / mistake)
+        assert difference(logits, expected) > SEEN, mistake
 
 
 def test_gate_and_up_swapped_is_seen(
-    hf: Any, hf_directory: Path, tunix: Any, tmp_path: Path
+    case: str, hf: Any, hf_directory: Path, tunix: Any, tmp_path: Path
 ) -> None:
     target = hf_to_orbax(open_safetensors(hf_directory)).plan.target
-    gate, up = "layers.3.mlp.gate_proj.kernel", "layers.3.mlp.up_proj.kernel"
+    i = min(3, len(CASES[case].layers) - 1)
+    gate, up = (f"layers.{i}.mlp.{name}_proj.kernel" for name in ("gate", "up"))
     spoilt = target.replace(tensors={**target.tensors, gate: target[up], up: target[gate]})
     logits = through_tunix(spoilt, tunix, tmp_path / "orbax")
     assert difference(logits, tiny.hf_logits(hf)) > SEEN

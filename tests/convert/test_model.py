@@ -12,7 +12,10 @@ from gemma_convert.convert.registry import families
 from tests.checkpoints import CONFIGS, GEMMA3
 
 GEMMA4 = CONFIGS["gemma4"]["text_config"]
-KNOWN = "known: gemma3_text, gemma3, gemma4_text, gemma4"
+KNOWN = (
+    "known: gemma, gemma2, gemma3_text, gemma3, gemma4_text, gemma4, gemma4_unified_text, "
+    "gemma4_unified"
+)
 
 
 def read(config: dict[str, Any], **changes: Any) -> Model:
@@ -32,8 +35,9 @@ def without(config: dict[str, Any], *keys: str) -> dict[str, Any]:
 
 def test_sizes_of_gemma3() -> None:
     model = read(GEMMA3)
-    assert (model.family.name, model.sizes) == ("gemma3", {"v": 23, "d": 10})
-    assert all(layer.sizes == {"d": 10, "n": 6, "k": 3, "h": 7, "f": 11} for layer in model.layers)
+    sizes = {"v": 23, "d": 10, "n": 6, "k": 3, "h": 7, "f": 11}
+    assert (model.family.name, model.common.sizes) == ("gemma3", sizes)
+    assert all(layer.sizes == sizes for layer in model.layers)
     assert not any(layer.value_is_key for layer in model.layers)
 
 
@@ -79,9 +83,9 @@ def test_the_last_layer_of_gemma4_is_global_whatever_the_list_says() -> None:
 
 def test_what_config_leaves_out_is_what_transformers_assumes() -> None:
     model = read({"model_type": "gemma3_text"})
-    assert model.sizes == {"v": 262208, "d": 2304}
+    assert model.common.sizes == {"v": 262208, "d": 2304, "n": 8, "k": 4, "h": 256, "f": 9216}
     assert kinds(model) == "LLLLLG" * 4 + "LL"
-    assert model.layers[0].sizes == {"d": 2304, "n": 8, "k": 4, "h": 256, "f": 9216}
+    assert model.layers[0].sizes == model.common.sizes
     assert model.tied
 
 
@@ -89,27 +93,36 @@ def test_defaults_are_those_of_the_installed_transformers() -> None:
     import transformers
 
     for family, config in (
+        ("gemma1", transformers.GemmaConfig()),
+        ("gemma2", transformers.Gemma2Config()),
         ("gemma3", transformers.Gemma3TextConfig()),
         ("gemma4", transformers.Gemma4TextConfig()),
+        ("gemma4", transformers.Gemma4UnifiedTextConfig()),
     ):
-        defaults = families()[family].defaults
+        known = families()[family]
+        defaults = {**known.defaults, **known.own_defaults.get(config.model_type, {})}
         ours = {key: v for key, v in defaults.items() if hasattr(config, key)}
         assert ours == {key: getattr(config, key) for key in ours}
-        # The two that only make layer_types are no attributes.
-        assert defaults.keys() - ours <= {"sliding_window_pattern", "last_layer_is_global"}
-        assert kinds(read({"model_type": config.model_type, "hidden_size_per_layer_input": 0})) == (
-            "".join("G" if kind == "full_attention" else "L" for kind in config.layer_types)
+        # The two that only make layer_types are no attributes; the 12B has no per-layer input.
+        absent = {"sliding_window_pattern", "last_layer_is_global"}
+        if config.model_type == "gemma4_unified_text":
+            absent |= {"hidden_size_per_layer_input", "vocab_size_per_layer_input"}
+            assert not defaults["hidden_size_per_layer_input"]
+        assert defaults.keys() - ours <= absent
+        listed = getattr(config, "layer_types", ["full_attention"] * config.num_hidden_layers)
+        assert kinds(read({"model_type": config.model_type})) == (
+            "".join("G" if kind == "full_attention" else "L" for kind in listed)
         )
 
 
 def test_the_nested_config_wins() -> None:
     config = {"model_type": "gemma3", "hidden_size": 999, "text_config": GEMMA3}
     assert text_config(config) is GEMMA3
-    assert read(config).sizes["d"] == 10
+    assert read(config).common.sizes["d"] == 10
 
 
 def test_a_null_text_config_is_none() -> None:
-    assert read(GEMMA3, text_config=None).sizes["d"] == 10
+    assert read(GEMMA3, text_config=None).common.sizes["d"] == 10
 
 
 def test_the_nested_model_type_suffices() -> None:
@@ -167,7 +180,7 @@ def test_the_top_level_says_whether_the_head_is_tied(
         (
             {"attention_bias": True},
             "attention_bias = True: attention biases are not supported yet; "
-            "models that work: gemma-3-270m, gemma-3-1b",
+            "models that work: gemma-3-270m, gemma-3-1b, gemma-3-4b, gemma-3-12b, gemma-3-27b",
         ),
     ],
 )
@@ -177,39 +190,116 @@ def test_what_gemma3_refuses(changes: dict[str, Any], message: str) -> None:
     assert str(caught.value) == f"config.json: {message}"
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"enable_moe_block": True}, "enable_moe_block = True: mixture-of-experts layers"),
-        (
-            {"hidden_size_per_layer_input": 256},
-            "hidden_size_per_layer_input = 256: per-layer embeddings",
-        ),
-        (
-            {"num_kv_shared_layers": 2},
-            "num_kv_shared_layers = 2: layers that share keys and values",
-        ),
-        ({"attention_bias": True}, "attention_bias = True: attention biases"),
-    ],
-)
-def test_what_gemma4_refuses(changes: dict[str, Any], message: str) -> None:
+def test_what_gemma4_refuses() -> None:
     """Parameters without rows are refused by name, not lost."""
     with pytest.raises(ConfigError) as caught:
-        read(GEMMA4, **changes)
+        read(GEMMA4, attention_bias=True)
     assert str(caught.value) == (
-        f"config.json: {message} are not supported yet; models that work: gemma-4-31b"
+        "config.json: attention_bias = True: attention biases are not supported yet; models that "
+        "work: gemma-4-31b, gemma-4-26b-a4b, gemma-4-12b, gemma-4-e4b, gemma-4-e2b"
     )
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"enable_moe_block": True}, "num_experts is None"),
+        ({"enable_moe_block": True, "num_experts": 5}, "moe_intermediate_size is None"),
+        ({"num_kv_shared_layers": "2"}, "num_kv_shared_layers is '2'"),
+        ({"num_kv_shared_layers": -1}, "num_kv_shared_layers is -1"),
+        (
+            {"hidden_size_per_layer_input": 5, "vocab_size_per_layer_input": 0},
+            "vocab_size_per_layer_input is 0",
+        ),
+    ],
+)
+def test_a_part_without_its_sizes_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(GEMMA4, **changes)
+    assert str(caught.value) == f"config.json: {message}, expected a positive whole number"
+
+
+def row_names(model: Model) -> set[str]:
+    """The rows that ``model`` has somewhere."""
+    return {parameter.row.name for parameter in model.parameters()}
+
+
+def test_experts() -> None:
+    """They stand in every layer, beside the MLP, and have norms of their own."""
+    model = read(GEMMA4, enable_moe_block=True, num_experts=5, moe_intermediate_size=17)
+    assert all(layer.is_moe for layer in model.layers)
+    assert row_names(model) - row_names(read(GEMMA4)) == {
+        "router",
+        "router_scale",
+        "per_expert_scale",
+        "experts_gate_up",
+        "experts_down",
+        "moe_pre_ffw_norm",
+        "moe_post_ffw_norm",
+        "dense_post_ffw_norm",
+    }
+    assert row_names(read(GEMMA4)) <= row_names(model)
+    shapes = {
+        layout: {
+            p.row.name: p.row.cells[layout].pattern.shape(p.sizes)
+            for p in model.parameters()
+            if p.row.name in ("router", "experts_gate_up", "experts_down")
+        }
+        for layout in ("hf", "tunix")
+    }
+    assert shapes == {
+        "hf": {"router": (5, 10), "experts_gate_up": (5, 34, 10), "experts_down": (5, 10, 17)},
+        "tunix": {
+            "router": (10, 5),
+            "experts_gate_up": (5, 2, 17, 10),
+            "experts_down": (5, 17, 10),
+        },
+    }
+
+
+def test_layers_that_share_keys_and_values() -> None:
+    """The last ones have keys and values that nothing reads; in E2B a double-wide MLP too."""
+    model = read(GEMMA4, num_kv_shared_layers=2, use_double_wide_mlp=True)
+    assert [layer.shares_kv for layer in model.layers] == [False, True, True]
+    assert [layer.sizes["f"] for layer in model.layers] == [11, 22, 22]
+    unread = {str(p) for p in model.parameters() if p.unread}
+    assert unread == {"kv of layer 1", "k of layer 2", "k_norm of layer 1", "k_norm of layer 2"}
+    single = read(GEMMA4, num_kv_shared_layers=2)
+    assert [layer.sizes["f"] for layer in single.layers] == [11, 11, 11]
+
+
 def test_per_layer_embeddings_are_what_transformers_assumes_of_gemma4() -> None:
-    with pytest.raises(ConfigError, match="hidden_size_per_layer_input = 256"):
-        read(without(GEMMA4, "hidden_size_per_layer_input"))
+    model = read(without(GEMMA4, "hidden_size_per_layer_input"))
+    assert {axis: model.common.sizes[axis] for axis in "pwl"} == {"p": 256, "w": 262144, "l": 3}
+    assert {name for name in row_names(model) if "per_layer" in name} == {
+        "per_layer_embedding",
+        "per_layer_model_projection",
+        "per_layer_projection_norm",
+        "per_layer_input_gate",
+        "per_layer_projection",
+        "post_per_layer_input_norm",
+    }
+
+
+def test_a_unified_config_says_nothing_of_per_layer_embeddings() -> None:
+    """Gemma4UnifiedTextConfig has no such key: it is not the default of the other configs."""
+    text = without(GEMMA4, "hidden_size_per_layer_input") | {"model_type": "gemma4_unified_text"}
+    nested = {"model_type": "gemma4_unified", "text_config": without(text, "model_type")}
+    for config in (text, nested, {"model_type": "gemma4_unified", "text_config": text}):
+        assert read(config).parameters() == read(GEMMA4).parameters()
+    assert read(text, hidden_size_per_layer_input=5).common.has_ple
+
+
+def test_what_is_off_has_no_rows() -> None:
+    named = row_names(read(GEMMA4))
+    assert not any("per_layer" in name or "expert" in name for name in named)
+    assert not any(parameter.unread for parameter in read(GEMMA4).parameters())
 
 
 @pytest.mark.parametrize("key", ["enable_moe_block", "num_kv_shared_layers", "attention_bias"])
 @pytest.mark.parametrize("value", [None, 0, False])
 def test_what_is_off_is_no_obstacle(key: str, value: Any) -> None:
-    assert len(read(GEMMA4, **{key: value}).layers) == 3
+    assert read(GEMMA4, **{key: value}).parameters() == read(GEMMA4).parameters()
 
 
 def test_parameters_name_themselves() -> None:

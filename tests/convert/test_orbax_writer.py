@@ -301,7 +301,7 @@ def test_a_directory_that_is_a_file(tmp_path: Path) -> None:
     [
         ({"w": bits(1, (0, 3))}, r"w has shape \(0, 3\); Orbax stores no empty arrays"),
         ({"a": bits(1, (3,)), "a.value.b": bits(2, (3,))}, "a.value.b lies inside another tensor"),
-        ({"a.value": bits(1, (3,)), "a": bits(2, (3,))}, "a.value is also a name"),
+        ({"a.value": bits(1, (3,)), "a": bits(2, (3,))}, "a ends inside another tensor"),
     ],
 )
 def test_names_and_shapes_that_cannot_be_stored(

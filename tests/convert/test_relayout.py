@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import LayoutError
 from gemma_convert.convert.jobs import hf_to_orbax, orbax_to_hf
-from gemma_convert.convert.layouts import HF, Spelling
+from gemma_convert.convert.layouts import DEEPMIND, HF, Spelling
 from gemma_convert.convert.model import Model, read_model
+from gemma_convert.convert.random_model import random_model
 from gemma_convert.convert.readers import open_orbax
 from gemma_convert.convert.registry import families
 from gemma_convert.convert.relayout import Relaid, disagreements, relayout
@@ -37,6 +38,7 @@ from tests.strategies import boxes, configs
 
 GEMMA4 = CONFIGS["gemma4"]["text_config"]
 SHORT = Spelling(HF, "model.")
+SPELLINGS = (SHORT, NATIVE, Spelling(DEEPMIND, "transformer/"))
 DTYPES = st.sampled_from((BF16, F32))
 REMEDY = "config.json and tensors belong to different models, or the checkpoint is incomplete"
 
@@ -95,6 +97,21 @@ def test_tunix_to_hf_to_tunix_whatever_the_sizes(
 ) -> None:
     values = tunix_arrays(config, dtype)
     assert_same_bits(arrays(to_tunix(arrays(to_hf(values, config)), config)), values)
+
+
+@given(configs(), st.permutations(SPELLINGS), DTYPES)
+def test_any_layout_to_any_other_and_back(
+    config: dict[str, Any], spellings: list[Spelling], dtype: np.dtype[Any]
+) -> None:
+    """From one to the next, to the third, and back to the first: bit for bit."""
+    model = model_of(config)
+    values = arrays(random_model(config, spellings[0], dtype))
+    there = arrays(relayout(memory(values), model, spellings[0], spellings[1]))
+    back = arrays(relayout(memory(there), model, spellings[1], spellings[0]))
+    assert_same_bits(back, values)
+    third = arrays(relayout(memory(there), model, spellings[1], spellings[2]))
+    assert_same_bits(third, arrays(relayout(memory(values), model, spellings[0], spellings[2])))
+    assert_same_bits(arrays(relayout(memory(third), model, spellings[2], spellings[0])), values)
 
 
 def test_another_prefix_is_another_name_for_the_same_bytes() -> None:
@@ -167,6 +184,68 @@ def test_a_part_of_two_heads() -> None:
     stored = values["model.layers.0.self_attn.q_proj.weight"].reshape(6, 7, 10)
     found = q.read(((1, 3), (2, 4), (5, 6)))
     assert np.array_equal(found, stored[1:3, 5:6, 2:4].transpose(0, 2, 1))
+
+
+# Parameters that nothing reads
+
+SHARED = {**GEMMA4, "attention_k_eq_v": False, "num_kv_shared_layers": 2}
+DEAD = {
+    f"model.layers.{i}.self_attn.{name}.weight"
+    for i in (1, 2)
+    for name in ("k_proj", "v_proj", "k_norm")
+}
+
+
+@pytest.mark.parametrize("target", SPELLINGS[1:], ids=str)
+def test_what_nothing_reads_may_be_absent_and_is_then_zero(target: Spelling) -> None:
+    """As transformers 5 saves such a model; Tunix and DeepMind's library want the arrays."""
+    values = base_arrays(SHARED, "model.")
+    live = {name: array for name, array in values.items() if name not in DEAD}
+    model = model_of(SHARED)
+    whole_one = arrays(relayout(memory(values), model, SHORT, target))
+    made = relayout(memory(live), model, SHORT, target)
+    zero = {n for n, a in arrays(made).items() if not a.any()}
+    assert {n: t.shape for n, t in made.items()} == {n: a.shape for n, a in whole_one.items()}
+    assert {n: t.dtype for n, t in made.items()} == {n: a.dtype for n, a in whole_one.items()}
+    assert len(zero) == 4
+    assert all("kv_einsum" in name or "key_norm" in name for name in zero)
+    assert_same_bits(
+        {n: a for n, a in arrays(made).items() if n not in zero},
+        {n: a for n, a in whole_one.items() if n not in zero},
+    )
+    (note,) = made.notes
+    assert note.startswith("4 tensors that the model has but never reads are not in the source")
+    assert next(name for name in made if name in zero) in note
+
+
+def test_what_nothing_reads_is_carried_where_it_is() -> None:
+    """On the Hub it is there: nothing is filled, nothing is lost."""
+    values = base_arrays(SHARED, "model.")
+    made = to_tunix(values, SHARED)
+    assert made.notes == ()
+    assert_same_bits(arrays(to_hf(arrays(made), SHARED)), values)
+
+
+def test_hf_is_not_given_what_nothing_reads() -> None:
+    live = {n: a for n, a in base_arrays(SHARED, "model.").items() if n not in DEAD}
+    other = relayout(memory(live), model_of(SHARED), SHORT, Spelling(HF, PREFIXES[2]))
+    assert len(other) == len(live)
+    assert other.notes == ()
+
+
+def test_half_of_what_nothing_reads_is_refused() -> None:
+    values = base_arrays(SHARED, "model.")
+    del values["model.layers.1.self_attn.v_proj.weight"]
+    assert refusal(values, SHARED, SHORT) == (
+        f"given: model.layers.1.self_attn.v_proj.weight: missing (kv of layer 1); {REMEDY}"
+    )
+
+
+def test_keys_and_values_that_are_read_must_be_there() -> None:
+    values = base_arrays(SHARED, "model.")
+    del values["model.layers.0.self_attn.k_norm.weight"]
+    message = refusal(values, SHARED, SHORT)
+    assert "model.layers.0.self_attn.k_norm.weight: missing (k_norm of layer 0)" in message
 
 
 # Right values of known faults

@@ -1,26 +1,19 @@
-"""Each row against the same mapping written out in numpy, apart from the package.
-
-The law is what Tunix 0.1.7 does to Hugging Face's weights when it loads them
-(``tunix/models/gemma*/params_safetensors.py``), and transformers 5.12.1's shapes: a linear layer
-is (out, in), heads lie outermost in ``out``.
-"""
+"""Each row against the same mapping written out in numpy (tests/layout_law.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from gemma_convert.convert.errors import LayoutError
-from gemma_convert.convert.layouts import HF, Spelling
+from gemma_convert.convert.layouts import DEEPMIND, HF, TUNIX, Layout, Spelling
 from gemma_convert.convert.model import read_model
 from gemma_convert.convert.registry import families
 from gemma_convert.convert.relayout import relayout
 from gemma_convert.convert.rows import row
-from gemma_convert.convert.tensor import Array
+from tests import layout_law as law
 from tests.checkpoints import (
     CONFIGS,
     NATIVE,
@@ -31,123 +24,92 @@ from tests.checkpoints import (
     memory,
 )
 
-Sizes = Mapping[str, int]
-Law = tuple[str, tuple[str, ...], Callable[..., Array]]
-
-
-def heads(weight: Array, h: int) -> Array:
-    """(n h, d) to (n, d, h)."""
-    return weight.reshape(-1, h, weight.shape[1]).transpose(0, 2, 1)
-
-
-def same(weight: Array, h: int) -> Array:
-    """As it is."""
-    return weight
-
-
-def transposed(weight: Array, h: int) -> Array:
-    """(out, in) to (in, out)."""
-    return weight.T
-
-
-OUTSIDE: dict[str, Law] = {
-    "embedding": ("embedder.input_embedding", ("embed_tokens.weight",), same),
-    "final_norm": ("final_norm.scale", ("norm.weight",), same),
-}
-INSIDE: dict[str, Law] = {
-    "q": ("attn.q_einsum.w", ("self_attn.q_proj.weight",), heads),
-    "kv": (
-        "attn.kv_einsum.w",
-        ("self_attn.k_proj.weight", "self_attn.v_proj.weight"),
-        lambda k, v, h: np.stack([heads(k, h), heads(v, h)]),
-    ),
-    "k": ("attn.k_einsum.w", ("self_attn.k_proj.weight",), heads),
-    "o": (
-        "attn.attn_vec_einsum.w",
-        ("self_attn.o_proj.weight",),
-        lambda o, h: o.reshape(o.shape[0], -1, h).transpose(1, 2, 0),
-    ),
-    "q_norm": ("attn._query_norm.scale", ("self_attn.q_norm.weight",), same),
-    "k_norm": ("attn._key_norm.scale", ("self_attn.k_norm.weight",), same),
-    "gate": ("mlp.gate_proj.kernel", ("mlp.gate_proj.weight",), transposed),
-    "up": ("mlp.up_proj.kernel", ("mlp.up_proj.weight",), transposed),
-    "down": ("mlp.down_proj.kernel", ("mlp.down_proj.weight",), transposed),
-    "pre_attention_norm": ("pre_attention_norm.scale", ("input_layernorm.weight",), same),
-    "post_attention_norm": (
-        "post_attention_norm.scale",
-        ("post_attention_layernorm.weight",),
-        same,
-    ),
-    "pre_ffw_norm": ("pre_ffw_norm.scale", ("pre_feedforward_layernorm.weight",), same),
-    "post_ffw_norm": ("post_ffw_norm.scale", ("post_feedforward_layernorm.weight",), same),
-    "layer_scalar": ("skip_scale", ("layer_scalar",), same),
-}
-"""Row to Tunix's name, Hugging Face's names, and Tunix's array made of theirs and the head size."""
-
-
-def law_of(config: Mapping[str, Any], i: int) -> dict[str, Law]:
-    """The rows that layer ``i`` has, by the config alone."""
-    absent = set()
-    if "gemma4" not in config["model_type"]:
-        absent.add("layer_scalar")
-    shared = config.get("attention_k_eq_v") and config["layer_types"][i] == "full_attention"
-    absent.add("kv" if shared else "k")
-    return {name: law for name, law in INSIDE.items() if name not in absent}
-
-
-def tunix_by_law(
-    values: Mapping[str, Array], prefix: str, config: Mapping[str, Any]
-) -> dict[str, Array]:
-    """Tunix's arrays of the Hugging Face tensors ``values``."""
-    made = {
-        tunix: function(*(values[prefix + name] for name in names), h=0)
-        for tunix, names, function in OUTSIDE.values()
-    }
-    for i, kind in enumerate(config["layer_types"]):
-        h = config["head_dim"]
-        if kind == "full_attention":
-            h = config.get("global_head_dim", h)
-        for tunix, names, function in law_of(config, i).values():
-            parts = [values[f"{prefix}layers.{i}.{name}"] for name in names]
-            made[f"layers.{i}.{tunix}"] = function(*parts, h=h)
-    return made
-
 
 def text_configs() -> dict[str, dict[str, Any]]:
-    """Local and global layers of both families; Gemma 4 with and without keys as values."""
-    gemma4 = CONFIGS["gemma4"]["text_config"]
+    """Every kind of layer of every family, at distinct sizes."""
+    gemma3, gemma4 = CONFIGS["gemma3"], CONFIGS["gemma4"]["text_config"]
+    gemma1 = {**gemma3, "model_type": "gemma"}
+    gemma2 = {**gemma3, "model_type": "gemma2"}
     return {
-        "gemma3": CONFIGS["gemma3"],
-        "gemma3-mqa": {**CONFIGS["gemma3"], "num_key_value_heads": 1},
-        "gemma3-mha": {**CONFIGS["gemma3"], "num_key_value_heads": 6},
+        "gemma1-mqa": {**gemma1, "num_key_value_heads": 1},
+        "gemma1-mha": {**gemma1, "num_key_value_heads": 6},
+        "gemma2": gemma2,
+        "gemma2-2b": {**gemma2, "hidden_size": 2304},
+        "gemma2-mha": {**gemma2, "num_key_value_heads": 6},
+        "gemma3": gemma3,
+        "gemma3-mqa": {**gemma3, "num_key_value_heads": 1},
+        "gemma3-mha": {**gemma3, "num_key_value_heads": 6},
         "gemma4": gemma4,
         "gemma4-with-values": {**gemma4, "attention_k_eq_v": False},
+        "gemma4-mha": {**gemma4, "num_key_value_heads": 6},
+        "gemma4-unified": {
+            **gemma4,
+            "model_type": "gemma4_unified_text",
+            "num_global_key_value_heads": 1,
+        },
+        "gemma4-moe": {
+            **gemma4,
+            "enable_moe_block": True,
+            "num_experts": 5,
+            "moe_intermediate_size": 17,
+        },
+        "gemma4-per-layer": {
+            **gemma4,
+            "attention_k_eq_v": False,
+            "hidden_size_per_layer_input": 5,
+            "vocab_size_per_layer_input": 19,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+        },
     }
 
 
+@pytest.mark.parametrize("layout", [TUNIX, DEEPMIND], ids=lambda layout: layout.name)
 @pytest.mark.parametrize("prefix", PREFIXES)
 @pytest.mark.parametrize("kind", text_configs())
-def test_rows_keep_the_law_both_ways(kind: str, prefix: str) -> None:
-    """To Tunix as the law says, and back to the bits it came from; bfloat16."""
+def test_rows_keep_the_law_both_ways(kind: str, prefix: str, layout: Layout) -> None:
+    """To a JAX layout as the law says, and back to the bits it came from; bfloat16."""
     config = text_configs()[kind]
     model = read_model(config, families())
     values = base_arrays(config, prefix)
-    lawful = tunix_by_law(values, prefix, config)
-    spelling = Spelling(HF, prefix)
-    assert_same_bits(arrays(relayout(memory(values), model, spelling, NATIVE)), lawful)
-    assert_same_bits(arrays(relayout(memory(lawful), model, NATIVE, spelling)), values)
+    lawful = law.by_law(values, prefix, config, layout.name)
+    ours, theirs = Spelling(HF, prefix), Spelling(layout, "")
+    assert_same_bits(arrays(relayout(memory(values), model, ours, theirs)), lawful)
+    assert_same_bits(arrays(relayout(memory(lawful), model, theirs, ours)), values)
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("kind", text_configs())
+def test_between_the_jax_layouts(kind: str) -> None:
+    """Without Hugging Face's between them."""
+    config = text_configs()[kind]
+    model = read_model(config, families())
+    values = base_arrays(config, "model.")
+    tunix, deepmind = (law.by_law(values, "model.", config, n) for n in ("tunix", "deepmind"))
+    other = Spelling(DEEPMIND, "")
+    assert_same_bits(arrays(relayout(memory(tunix), model, NATIVE, other)), deepmind)
+    assert_same_bits(arrays(relayout(memory(deepmind), model, other, NATIVE)), tunix)
+
+
+@pytest.mark.parametrize("family", ["gemma1", "gemma2", "gemma3", "gemma4"])
 def test_every_row_has_a_law(family: str) -> None:
-    rows = {row.name for row in families()[family].rows}
-    stated = OUTSIDE.keys() | INSIDE.keys()
-    assert rows == (stated if family == "gemma4" else stated - {"k", "layer_scalar"})
+    stated: set[str] = set()
+    for kind, config in text_configs().items():
+        if kind.startswith(family):
+            stated |= law.outside(config).keys()
+            stated |= {n for i in range(config["num_hidden_layers"]) for n in law.inside(config, i)}
+    assert {row.name for row in families()[family].rows} == stated
+
+
+def test_every_row_is_spelled_in_every_layout() -> None:
+    for family in families().values():
+        assert {frozenset(row.cells) for row in family.rows} == {
+            frozenset({"hf", "tunix", "deepmind"})
+        }
 
 
 def test_the_law_is_not_blind() -> None:
     """One row with two axes exchanged, where shapes allow it, is not the law any more."""
-    config = text_configs()["gemma3-mha"] | {"head_dim": 6}
+    config = text_configs()["gemma3"] | {"head_dim": 6}
     family = families()["gemma3"]
     wrong = row(
         "q",
@@ -158,22 +120,26 @@ def test_the_law_is_not_blind() -> None:
     rows = tuple(wrong if r.name == "q" else r for r in family.rows)
     model = replace(read_model(config, families()), family=replace(family, rows=rows))
     values = base_arrays(config, "model.")
-    lawful = tunix_by_law(values, "model.", config)
+    lawful = law.by_law(values, "model.", config, "tunix")
     found = arrays(relayout(memory(values), model, Spelling(HF, "model."), NATIVE))
     differ = {n for n in lawful if found[n].tobytes() != lawful[n].tobytes()}
     assert differ == {"layers.0.attn.q_einsum.w", "layers.1.attn.q_einsum.w"}
 
 
 def test_inputs_are_the_axes_contracted() -> None:
-    contracted = {r.name: r.inputs for r in families()["gemma4"].rows if r.inputs}
+    contracted = {r.name: r.inputs for f in families().values() for r in f.rows if r.inputs}
     assert contracted == {
         "q": ("d",),
         "kv": ("d",),
+        "qkv": ("d",),
         "k": ("d",),
         "o": ("n", "h"),
-        "gate": ("d",),
-        "up": ("d",),
+        "gate_up": ("d",),
         "down": ("f",),
+        "router": ("d",),
+        "per_layer_model_projection": ("d",),
+        "per_layer_input_gate": ("d",),
+        "per_layer_projection": ("p",),
     }
 
 

@@ -1,0 +1,39 @@
+"""The written-out tables: made from the rows, so that the documentation cannot drift."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gemma_convert.convert.correspondence import AXES, markdown, model_rows, table
+from gemma_convert.convert.registry import families, named_model
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "layouts.md"
+
+
+def test_the_document_is_what_the_rows_say() -> None:
+    assert DOCUMENT.read_text() == markdown(), (
+        "run gemma-convert layouts --markdown > docs/layouts.md"
+    )
+
+
+def test_a_table_tells_which_layers_have_a_parameter() -> None:
+    layers = {row.name: where for row, where in model_rows(named_model("gemma-4-e2b"))}
+    assert layers["kv"] == "all"
+    assert layers["embedding"] == ""
+    layers = {row.name: where for row, where in model_rows(named_model("gemma-4-12b"))}
+    assert layers["k"] == "5, 11, 17, 23, 29, 35, 41, 47"
+    assert layers["kv"].startswith("0-4, 6-10, ")
+
+
+def test_a_table_has_a_column_a_layout() -> None:
+    header, lines = table(named_model("gemma-3-1b"))
+    assert header[2:] == ["hf", "tunix", "deepmind"]
+    kv = next(line for line in lines if line[0] == "kv")
+    assert kv[2] == "layers.{i}.self_attn.{s:k_proj,v_proj}.weight: (k h) d"
+    assert kv[3] == "layers.{i}.attn.kv_einsum.w: s k d h"
+
+
+def test_every_axis_has_a_meaning() -> None:
+    rows = [row for family in families().values() for row in family.rows]
+    axes = {axis for row in rows for cell in row.cells.values() for axis in cell.axes}
+    assert axes <= AXES.keys()

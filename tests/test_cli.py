@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemma_convert import __version__, cli
+from gemma_convert import __version__, cli, console
 from gemma_convert.cli import COMMANDS
 from tests import lora_oracle
 from tests.checkpoints import (
@@ -69,8 +69,11 @@ def test_json_alone_is_on_stdout(words: list[Any], capsys: pytest.CaptureFixture
     assert ledger == json.loads((words[-1] / "conversion.json").read_text())
 
 
-def test_quiet_prints_nothing(words: list[Any], capfd: pytest.CaptureFixture[str]) -> None:
-    """Down to the file descriptors: libraries included."""
+def test_quiet_prints_nothing(
+    words: list[Any], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Down to the file descriptors: libraries included, and progress that is due at once."""
+    monkeypatch.setattr(console, "_PLAIN_SECONDS", -1.0)
     assert run_cli(*words, "--quiet") == 0
     back = ["hf-to-orbax", words[-1], "--layout", "tunix", "--out", words[-1].parent / "back"]
     assert run_cli(*back, "--quiet") == 0
@@ -163,7 +166,6 @@ def test_hf_to_orbax_and_back(inputs: Path, tmp_path: Path) -> None:
         (["--frobnicate"], "No such option"),
         ([], "Usage: gemma-convert"),
     ],
-    ids=" ".join,
 )
 def test_bad_usage(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(arguments) == 2

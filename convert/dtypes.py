@@ -101,6 +101,14 @@ def to_config(dtype: DType) -> str:
     return _of_numpy(dtype).config
 
 
+def is_weight(dtype: DType) -> bool:
+    """Whether weights of this type can be computed with as they are.
+
+    Not so integers and 8-bit floats: those are codes that belong to scales stored elsewhere.
+    """
+    return is_float(dtype) and np.dtype(dtype).itemsize >= 2
+
+
 def is_float(dtype: DType) -> bool:
     """Whether it is a floating-point type; numpy itself does not know bfloat16 as one."""
     return "float" in np.dtype(dtype).name

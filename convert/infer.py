@@ -85,9 +85,7 @@ def weight_shape(
         cell = row.cells.get(spelling.layout.name)
         if cell is None:
             continue
-        axes = cell.pattern.axes
-        inputs = [axis for axis in axes if axis in row.inputs]
-        outputs = [axis for axis in axes if axis not in row.inputs]
+        inputs, outputs = row.factor_axes(spelling.layout.name)
         fits = len(a) == len(inputs) + 1 and len(b) == len(outputs) + 1
         if inputs and fits and cell.template.match(short) is not None:
             return cell.pattern.shape(dict(zip(inputs + outputs, a[:-1] + b[1:], strict=True)))

@@ -46,7 +46,7 @@ def inspect(checkpoint: Checkpoint) -> dict[str, Any]:
         }
         report["model"] = _model(checkpoint, weights, pairs, best.spelling, problems)
     if pairs:
-        report["adapter"] = _adapter(checkpoint, pairs)
+        report["adapter"] = _adapter(checkpoint, pairs, problems)
     elif "adapter_config" in checkpoint.metadata:
         report["adapter"] = _peft(checkpoint)
     return report
@@ -140,12 +140,20 @@ def _dtype_disagreement(checkpoint: Checkpoint) -> list[str]:
     return []
 
 
-def _adapter(checkpoint: Checkpoint, pairs: dict[str, Pair]) -> dict[str, Any]:
+def _alpha(checkpoint: Checkpoint, problems: list[str]) -> float | None:
+    try:
+        return stored_alpha(checkpoint.metadata)
+    except AdapterError as error:
+        problems.append(str(error))
+        return None
+
+
+def _adapter(checkpoint: Checkpoint, pairs: dict[str, Pair], problems: list[str]) -> dict[str, Any]:
     return {
         "kind": "lora factors in the tree",
         "pairs": len(pairs),
         "ranks": dict(Counter(str(pair.rank) for pair in pairs.values())),
-        "alpha": stored_alpha(checkpoint.metadata),
+        "alpha": _alpha(checkpoint, problems),
         "rank_by_module": {name: pair.rank for name, pair in pairs.items()},
     }
 

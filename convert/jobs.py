@@ -23,7 +23,7 @@ from gemma_convert.convert.registry import families, named_model
 from gemma_convert.convert.relayout import relayout
 from gemma_convert.convert.tensor import Tensor, cast
 from gemma_convert.convert.vocabulary import as_stored, embedding_name, fit_vocabulary
-from gemma_convert.surgery.adapter import Adapter, Pair, check_values, resolve_alpha
+from gemma_convert.surgery.adapter import Adapter, Pair, check_rank, check_values, resolve_alpha
 from gemma_convert.surgery.merge_lora import merge
 
 DType = np.dtype[Any]
@@ -86,6 +86,7 @@ def convert(
             "leave --base out: a Hugging Face directory is its own base",
         )
     spelling = _target_spelling(to, reference, dims, other or own)
+    _require_plain_weights(donor)
     if donor.spelling.layout is not HF or to is not HF:
         _require_tied(dims)
     stored = as_stored(dims, donor.text, donor.spelling)
@@ -95,6 +96,8 @@ def convert(
     if adapter is not None:
         target = merge(target, [adapter], dims, spelling, dtype)
     towers = (other or own).towers if to is HF else {}
+    if to is HF:
+        _require_whole(reference, dims, towers, donor is own)
     tensors = _in_order({**target.tensors, **towers}, reference)
     target = target.replace(
         tensors={name: _stored(tensor, dtype) for name, tensor in tensors.items()},
@@ -190,6 +193,7 @@ def _adapter(source: Checkpoint, pairs: Mapping[str, Pair], alpha: float | None)
             "give the checkpoint with the factors, or leave --alpha out",
         )
     value = resolve_alpha(source.metadata, alpha, source.source)
+    check_rank(source.metadata, pairs)
     adapter = Adapter(pairs, value, Spelling(TUNIX, ""), source.source)
     check_values(adapter)
     return adapter
@@ -215,6 +219,38 @@ def _plan(
                 dropped[name] = "the checkpoint has its own weights"
     target = target.replace(dropped=dropped)
     return make_plan(target, (source,) if base is None else (source, base))
+
+
+def _require_plain_weights(parts: Parts) -> None:
+    """Refuse quantised weights: without their scales the numbers mean nothing."""
+    for name, tensor in (*parts.text.items(), *parts.towers.items()):
+        plain = dtypes.is_weight(tensor.dtype)
+        # a tower may hold integers that are no weights, such as position ids
+        if not plain and (name in parts.text or dtypes.is_float(tensor.dtype)):
+            raise LayoutError(
+                f"{parts.text.source}: {name} is {tensor.dtype}: a quantised weight",
+                "give the checkpoint before its quantisation",
+            )
+
+
+def _require_whole(
+    reference: Checkpoint, model: Model, towers: Mapping[str, Tensor], own_weights: bool
+) -> None:
+    """Refuse a Hugging Face output that lacks what its config.json announces."""
+    kinds = ("vision_config", "audio_config")
+    announced = [key for key in kinds if isinstance(reference.config.get(key), Mapping)]
+    if own_weights and announced and not towers:
+        raise ConfigError(
+            f"{reference.source}: config.json has {announced[0]}, but no such weights are there: "
+            "the output would load with random ones",
+            "give a base with its weights, or a text-only config.json",
+        )
+    if not model.tied and not any(name.endswith("lm_head.weight") for name in towers):
+        raise ConfigError(
+            f"{reference.source}: config.json: tie_word_embeddings is false, but there is no "
+            "lm_head.weight",
+            "set it to true if the model's head is its embedding",
+        )
 
 
 def _require_tied(model: Model) -> None:

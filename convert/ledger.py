@@ -87,6 +87,7 @@ def _adapter(job: Job, adapter: Adapter) -> dict[str, Any]:
         "pairs_found": len(adapter.pairs),
         "pairs_applied": len(applied),
         "pairs_changed": len(changed),
+        "unchanged": [name for name, pair in adapter.pairs.items() if id(pair) not in changed],
         "factors_sha256": factors_digest(adapter),
         "survival": _survival(total),
         "survival_by_tensor": {name: _survival(t.survival) for name, t in merged.items()},

@@ -1,7 +1,7 @@
 """A model's dimensions, read from config.json.
 
 Keys that config.json leaves out take the value that transformers assumes for that ``model_type``.
-``text_config`` wins over the top level. What the tensors say is checked against this when a plan
+``text_config`` wins over the top level, but for ``tie_word_embeddings``. What the tensors say is checked against this when a plan
 is made; nothing is inferred silently.
 """
 
@@ -191,8 +191,14 @@ def _layer(index: int, kind: str, values: Mapping[str, Any], common: Layer) -> L
     )
 
 
+MOST_LAYERS = 10_000
+"""A config.json that asks for more is damaged, or hostile."""
+
+
 def _layer_types(values: Mapping[str, Any]) -> list[str]:
     count = _positive(values, "num_hidden_layers")
+    if count > MOST_LAYERS:
+        raise ConfigError(f"config.json: num_hidden_layers is {count}, more than {MOST_LAYERS}")
     kinds = values.get("layer_types")
     if kinds is None:
         period = _positive(values, "sliding_window_pattern")

@@ -55,9 +55,9 @@ def random_factors(
     tensors: dict[str, Tensor] = {}
     for parameter in model.parameters():
         row, sizes = parameter.row, parameter.sizes
-        axes = row.cells[spelling.layout.name].pattern.axes
-        a_shape = (*(sizes[axis] for axis in axes if axis in row.inputs), rank)
-        b_shape = (rank, *(sizes[axis] for axis in axes if axis not in row.inputs))
+        inputs, outputs = row.factor_axes(spelling.layout.name)
+        a_shape = (*(sizes[axis] for axis in inputs), rank)
+        b_shape = (rank, *(sizes[axis] for axis in outputs))
         for short, _ in parameter.parts(spelling.layout.name) if row.inputs else ():
             for side, shape in (("a", a_shape), ("b", b_shape)):
                 values = random.normal(0.0, 0.1, shape).astype(dtype)

@@ -98,6 +98,12 @@ class Row:
     unread: Where
     per_layer: bool
 
+    def factor_axes(self, layout: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The axes of a LoRA pair's A before r, and of its B behind r, in ``layout``'s order."""
+        axes = self.cells[layout].pattern.axes
+        inputs = tuple(axis for axis in axes if axis in self.inputs)
+        return inputs, tuple(axis for axis in axes if axis not in self.inputs)
+
     def only(self, where: Where) -> Row:
         """This row, in the layers that ``where`` picks."""
         return replace(self, where=where)

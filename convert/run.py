@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gemma_convert.convert.errors import AdapterError
 from gemma_convert.convert.jobs import Job
 from gemma_convert.convert.ledger import LEDGER_NAME, file_digests, make_ledger
+from gemma_convert.convert.readers.safetensors_tensor import SafetensorsTensor
 from gemma_convert.convert.writers.directory import check_output, fresh_directory
 
 Write = Callable[[Path], dict[str, str]]
@@ -24,6 +26,7 @@ def run(
     force: bool,
     command: list[str],
     inputs: Iterable[Path] = (),
+    allow_unchanged: bool = False,
 ) -> dict[str, Any]:
     """Write ``job`` to ``out`` and return the ledger, which is also written there.
 
@@ -34,19 +37,35 @@ def run(
         force: Whether a non-empty ``out`` may be replaced.
         command: The command line, for the ledger.
         inputs: See `check_run`.
+        allow_unchanged: Whether LoRA pairs may vanish in the rounding to the stored dtype.
 
     Raises:
         OutputError: If ``out`` must not be written or what was written reads back wrong.
+        AdapterError: If LoRA pairs changed nothing.
     """
     start = time.monotonic()
     check_run(job, out, force=force, inputs=inputs)
-    with fresh_directory(out) as directory:
+    with fresh_directory(out, force=force) as directory:
         digests = write(directory)
         ledger = make_ledger(job, command, time.monotonic() - start)
+        if "adapter" in ledger and not allow_unchanged:
+            _require_changes(ledger["adapter"])
         ledger["output"] = {"path": str(out), "files": file_digests(directory, digests)}
-        text = json.dumps(ledger, indent=2, ensure_ascii=False) + "\n"
+        text = json.dumps(ledger, indent=2, allow_nan=False) + "\n"
         (directory / LEDGER_NAME).write_text(text, encoding="utf-8")
     return ledger
+
+
+def _require_changes(adapter: Mapping[str, Any]) -> None:
+    lost = adapter["unchanged"]
+    if lost:
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        raise AdapterError(
+            f"{adapter['source']}: {lost[0]}{more}: the delta vanishes in the rounding to the "
+            f"stored dtype ({adapter['pairs_changed']} of {adapter['pairs_found']} pairs change "
+            "the weights); nothing was kept",
+            "merge with --dtype float32, or accept it with --allow-unchanged",
+        )
 
 
 def check_run(job: Job, out: Path, *, force: bool, inputs: Iterable[Path] = ()) -> None:
@@ -63,6 +82,9 @@ def check_run(job: Job, out: Path, *, force: bool, inputs: Iterable[Path] = ()) 
         OutputError: See `check_output`.
     """
     read = [Path(source.source) for source in job.plan.sources if source.source]
+    for source in job.plan.sources:  # files one by one: they may be links to somewhere else
+        read += source.files.values()
+        read += {t.path for t in source.values() if isinstance(t, SafetensorsTensor)}
     nbytes = job.plan.target.nbytes + sum(
         path.stat().st_size for path in job.plan.target.files.values()
     )

@@ -102,12 +102,47 @@ def stored_alpha(metadata: Mapping[str, Any]) -> float | None:
     """The alpha in a checkpoint's custom metadata, if it is there.
 
     ``{"lora": {"alpha": 16}}``, ``{"lora_alpha": 16}`` and ``{"alpha": 16}`` are understood.
+
+    Raises:
+        AdapterError: If there are several that differ, one is not a number, or the metadata asks
+            for a scale other than alpha / r.
     """
     custom = metadata.get("custom_metadata") or {}
     nested = custom.get("lora")
-    places = [nested.get("alpha") if isinstance(nested, Mapping) else None]
-    places += [custom.get("lora_alpha"), custom.get("alpha")]
-    return next((float(v) for v in places if isinstance(v, int | float)), None)
+    nested = nested if isinstance(nested, Mapping) else {}
+    if nested.get("use_rslora") or custom.get("use_rslora"):
+        raise AdapterError(
+            "the checkpoint's metadata says use_rslora: its scale is alpha / sqrt(r)",
+            "not supported yet; merge it where it was trained",
+        )
+    places = [nested.get("alpha"), custom.get("lora_alpha"), custom.get("alpha")]
+    found = [place for place in places if place is not None]
+    for value in found:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise AdapterError(
+                f"the checkpoint's metadata says alpha {value!r}, which is not a number",
+                "save it as a number",
+            )
+    if len(set(found)) > 1:
+        listed = " and ".join(f"{value:g}" for value in found)
+        raise AdapterError(f"the checkpoint's metadata says alpha {listed}", "save one of them")
+    return float(found[0]) if found else None
+
+
+def check_rank(metadata: Mapping[str, Any], pairs: Mapping[str, Pair]) -> None:
+    """Refuse factors whose rank is not the one in the checkpoint's custom metadata, if any.
+
+    Raises:
+        AdapterError: If they differ; ``{"lora": {"rank": 8}}`` is understood.
+    """
+    nested = (metadata.get("custom_metadata") or {}).get("lora")
+    rank = nested.get("rank") if isinstance(nested, Mapping) else None
+    for name, pair in pairs.items():
+        if rank is not None and pair.rank != rank:
+            raise AdapterError(
+                f"{name}: the factors have rank {pair.rank}, the checkpoint's metadata says {rank}",
+                "factors and metadata belong to different runs",
+            )
 
 
 def resolve_alpha(metadata: Mapping[str, Any], given: float | None, source: str) -> float:
@@ -130,8 +165,8 @@ def resolve_alpha(metadata: Mapping[str, Any], given: float | None, source: str)
         )
     alpha = stored if stored is not None else given
     assert alpha is not None
-    if not np.isfinite(alpha) or alpha == 0:
-        raise AdapterError(f"{source}: alpha is {alpha:g}", "pass a finite value other than 0")
+    if not np.isfinite(alpha) or alpha <= 0:
+        raise AdapterError(f"{source}: alpha is {alpha:g}", "pass a finite value above 0")
     return alpha
 
 
@@ -142,6 +177,11 @@ def check_values(adapter: Adapter) -> None:
         AdapterError: If a factor holds NaN or infinity, or is all zero.
     """
     for name, pair in adapter.pairs.items():
+        if not 0 < np.float32(adapter.scale(name)) < np.inf:
+            raise AdapterError(
+                f"{adapter.source}: {name}: alpha / r = {adapter.scale(name):g} is no float32",
+                "pass the alpha of the training run",
+            )
         for side, factor in (("a", pair.a), ("b", pair.b)):
             values = factor.numpy().astype(np.float32)
             if not np.isfinite(values).all():

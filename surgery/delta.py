@@ -13,6 +13,7 @@ from typing import Any
 import einops
 import numpy as np
 
+from gemma_convert.convert.errors import OutputError
 from gemma_convert.convert.model import Parameter
 from gemma_convert.convert.tensor import Array, Box, Tensor, extent, rounded
 from gemma_convert.surgery.adapter import Pair
@@ -61,8 +62,7 @@ class LowRank(Tensor):
     def __init__(self, parameter: Parameter, layout: str, pair: Pair, scale: float) -> None:
         pattern = parameter.row.cells[layout].pattern
         self.axes = pattern.axes
-        self.inputs = tuple(axis for axis in self.axes if axis in parameter.row.inputs)
-        self.outputs = tuple(axis for axis in self.axes if axis not in parameter.row.inputs)
+        self.inputs, self.outputs = parameter.row.factor_axes(layout)
         self.pair = pair
         self.scale = np.float32(scale)
         self.shape = pattern.shape(parameter.sizes)
@@ -80,8 +80,9 @@ class LowRank(Tensor):
         b = self.pair.b.read((rank, *(ranges[axis] for axis in self.outputs))).astype(np.float32)
         # Outputs first, as Hugging Face stores its matrices: a delta on its way there is then
         # contiguous, and adding it does not stride through memory.
-        product = b.reshape(self.pair.rank, -1).T @ a.reshape(-1, self.pair.rank).T
-        product *= self.scale
+        with np.errstate(over="ignore", invalid="ignore"):  # `Merged` refuses what is not finite
+            product = b.reshape(self.pair.rank, -1).T @ a.reshape(-1, self.pair.rank).T
+            product *= self.scale
         text = f"({' '.join(self.outputs)}) ({' '.join(self.inputs)}) -> {' '.join(self.axes)}"
         delta: Array = einops.rearrange(product, text, **sizes)
         return delta
@@ -118,14 +119,23 @@ class Merged(Tensor):
         delta = self.deltas[0].read(box)
         for other in self.deltas[1:]:
             delta = delta + other.read(box)
-        merged = rounded(wide + delta, self.dtype)
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = wide + delta
+        if not np.isfinite(total).all():
+            bad = int(total.size - np.isfinite(total).sum())
+            raise OutputError(
+                f"{bad} merged values are NaN or infinite",
+                "is alpha right, and are the base's own values finite?",
+            )
+        merged = rounded(total, self.dtype)
         self._seen[box] = _survival(wide, delta, merged)
         return merged
 
 
 def _survival(wide: Array, delta: Array, merged: Array) -> Survival:
+    # A weight that only the cast to a narrower dtype moved was not changed by the delta.
+    changed = int(np.count_nonzero(merged != wide.astype(merged.dtype)))
     realised = merged.astype(wide.dtype) - wide
-    changed = int(np.count_nonzero(realised))
     realised -= delta
     return Survival(
         delta=float(np.vdot(delta, delta)),

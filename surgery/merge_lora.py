@@ -65,9 +65,7 @@ def _nothing(
 
 def _check_shapes(adapter: Adapter, name: str, parameter: Parameter) -> None:
     pair, row = adapter.pairs[name], parameter.row
-    axes = row.cells[adapter.spelling.layout.name].pattern.axes
-    inputs = tuple(axis for axis in axes if axis in row.inputs)
-    outputs = tuple(axis for axis in axes if axis not in row.inputs)
+    inputs, outputs = row.factor_axes(adapter.spelling.layout.name)
     sizes = {**parameter.sizes, "r": pair.rank}
     for side, factor, expected in (("a", pair.a, (*inputs, "r")), ("b", pair.b, ("r", *outputs))):
         shape = tuple(sizes[axis] for axis in expected)

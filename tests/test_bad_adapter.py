@@ -146,8 +146,8 @@ def test_a_tree_of_another_family(tmp_path: Path, capsys: pytest.CaptureFixture[
         ({"lora": {"rank": 2}}, [], "pass --alpha with the value of the training run"),
         ({"lora": {"alpha": 16}}, ["--alpha", 8], "metadata says alpha 16, --alpha says 8"),
         ({"lora_alpha": 16}, ["--alpha", 8], "metadata says alpha 16, --alpha says 8"),
-        (None, ["--alpha", 0], "alpha is 0; pass a finite value other than 0"),
-        (None, ["--alpha", "nan"], "alpha is nan; pass a finite value other than 0"),
+        (None, ["--alpha", 0], "alpha is 0; pass a finite value above 0"),
+        (None, ["--alpha", "nan"], "alpha is nan; pass a finite value above 0"),
     ],
 )
 def test_alpha(

@@ -26,7 +26,7 @@ def test_it_shows_the_commands_and_checks_the_result(
     assert run_cli("demo", "--out", out) == 0
     text = capsys.readouterr().out
     for command in ("inspect", "orbax-to-hf", "hf-to-orbax"):
-        assert f"$ gemma-convert {command} {out}" in text
+        assert f"$ python -m gemma_convert {command} {out}" in text
     assert "checked: 223,440 of 223,440 merged weights" in text
     assert "42 found, 42 applied, 42 changed" in text
     assert sorted(path.name for path in out.iterdir()) == ["back", "base", "merged", "run"]

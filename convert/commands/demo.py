@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 import tempfile
 from pathlib import Path
 
@@ -37,9 +38,10 @@ def command(out: Path | None) -> None:
     make_inputs(directory)
     base, run, merged, back = (directory / n for n in ("base", "run", "merged", "back"))
     _run("inspect", run)
-    _run("orbax-to-hf", run, "--base", base, "--out", merged, "--alpha", f"{ALPHA:g}")
+    merge = ("--base", base, "--out", merged, "--alpha", f"{ALPHA:g}", "--force")
+    _run("orbax-to-hf", run, *merge)
     _run("inspect", merged)
-    _run("hf-to-orbax", merged, "--layout", "tunix", "--out", back)
+    _run("hf-to-orbax", merged, "--layout", "tunix", "--out", back, "--force")
     wrong, compared = check_merge(directory)
     click.echo(
         f"checked: {compared - wrong:,} of {compared:,} merged weights are the value computed "
@@ -49,11 +51,17 @@ def command(out: Path | None) -> None:
         raise GemmaConvertError(f"{wrong} merged weights are wrong", "please report this")
 
 
+def _program() -> str:
+    """How the user called this program, so that a line can be pasted."""
+    program = Path(sys.argv[0])
+    return str(program) if program.name == "gemma-convert" else "python -m gemma_convert"
+
+
 def _run(*words: str | Path) -> None:
     """Show a command as a user would type it, and run it."""
     from gemma_convert.cli import invoke
 
     arguments = [str(word) for word in words]
-    click.secho(f"$ gemma-convert {shlex.join(arguments)}", bold=True)
+    click.secho(f"$ {_program()} {shlex.join(arguments)}", bold=True)
     invoke(arguments, {})
     click.echo()

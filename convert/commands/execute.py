@@ -41,7 +41,13 @@ def execute(job: Job, options: WriteOptions, inputs: Sequence[Path]) -> None:
             return _write_orbax(job, directory, advance)
 
     ledger = run(
-        job, options.out, write, force=options.force, command=command_line(), inputs=inputs
+        job,
+        options.out,
+        write,
+        force=options.force,
+        command=command_line(),
+        inputs=inputs,
+        allow_unchanged=options.allow_unchanged,
     )
     if options.as_json or not options.quiet:
         show_ledger(ledger, as_json=options.as_json)

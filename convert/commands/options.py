@@ -22,6 +22,7 @@ class WriteOptions:
         dtype: Stored dtype as config.json spells it; as in the source if None.
         max_shard_size: Limit of one safetensors file, in bytes.
         force: Whether a non-empty ``out`` may be replaced.
+        allow_unchanged: Whether LoRA pairs may vanish in the rounding to the stored dtype.
         dry_run: Show the plan and write nothing.
         as_json: Print plan or ledger as JSON.
         quiet: Print nothing but errors.
@@ -31,6 +32,7 @@ class WriteOptions:
     dtype: str | None
     max_shard_size: int
     force: bool
+    allow_unchanged: bool
     dry_run: bool
     as_json: bool
     quiet: bool
@@ -38,6 +40,11 @@ class WriteOptions:
 
 _OPTIONS = (
     click.option("--dry-run", is_flag=True, help="Show the plan and write nothing."),
+    click.option(
+        "--allow-unchanged",
+        is_flag=True,
+        help="Accept LoRA pairs whose delta vanishes in the rounding to the stored dtype.",
+    ),
     click.option("--force", is_flag=True, help="Replace an output directory that is not empty."),
     click.option(
         "--max-shard-size",

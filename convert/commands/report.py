@@ -57,12 +57,14 @@ def show_plan(job: Job, *, as_json: bool) -> None:
 
 def show_ledger(ledger: Mapping[str, Any], *, as_json: bool) -> None:
     """Print what was done."""
+    adapter = ledger.get("adapter")
+    if adapter:
+        _warn_of_losses(adapter)
     if as_json:
         print_json(ledger)
         return
     rows = [("model", _model(ledger["model"], ledger["model"]["layers"]))]
     rows += [(action, f"{count} tensors") for action, count in ledger["counts"].items() if count]
-    adapter = ledger.get("adapter")
     if adapter:
         rows += _adapter_rows(adapter)
     rows += [
@@ -73,8 +75,6 @@ def show_ledger(ledger: Mapping[str, Any], *, as_json: bool) -> None:
     ]
     _table("Ledger", rows)
     _show_dropped(ledger["dropped"])
-    if adapter:
-        _warn_of_losses(adapter)
 
 
 def _adapter_rows(adapter: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -103,11 +103,11 @@ def _open(tree: Path, metadata: TreeMetadata, leaf: Leaf) -> Any:
     """A tensorstore future of the leaf's array."""
     import tensorstore as ts
 
-    base = {"driver": "file", "path": f"{tree.absolute()}/"}
+    base = {"driver": "file", "path": f"{tree.resolve()}/"}
     store = (
         {"driver": "ocdbt", "base": base, "path": f"{leaf.name}/"}
         if metadata.ocdbt
-        else {"driver": "file", "path": f"{tree.absolute()}/{leaf.name}/"}
+        else {"driver": "file", "path": f"{tree.resolve()}/{leaf.name}/"}
     )
     spec = {
         "driver": "zarr3" if metadata.zarr3 else "zarr",

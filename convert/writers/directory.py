@@ -20,28 +20,33 @@ def check_output(out: Path, inputs: Iterable[Path], nbytes: int, *, force: bool)
 
     Args:
         out: The directory to be made.
-        inputs: Directories or files that are read.
+        inputs: Directories or files that are read; symlinks are followed.
         nbytes: Bytes that will be written.
         force: Whether a non-empty ``out`` may be replaced.
 
     Raises:
         OutputError: If ``out`` is, holds or lies in an input, exists, or does not fit on the disk.
     """
+    ours = out.resolve()
+    if ours == Path.cwd():
+        raise OutputError(f"output {out} is the current directory", "name a new directory")
     for path in inputs:
-        ours, theirs = out.resolve(), path.resolve()
+        theirs = path.resolve()
         if ours == theirs or ours in theirs.parents or theirs in ours.parents:
             raise OutputError(
                 f"output {out} and input {path} are the same directory or one holds the other",
                 "choose another --out",
             )
-    if out.exists() and not out.is_dir():
-        raise OutputError(f"output {out} exists and is a file", "choose another --out")
+    parent = _existing_parent(ours)
+    if not parent.is_dir():
+        where = f"output {out} exists and" if parent == ours else f"output {out}: {parent}"
+        raise OutputError(f"{where} is a file", "choose another --out")
     if out.is_dir() and any(out.iterdir()) and not force:
         raise OutputError(
             f"output {out} exists and is not empty",
             "choose another --out, or replace it with --force",
         )
-    free = shutil.disk_usage(_existing_parent(out)).free
+    free = shutil.disk_usage(parent).free
     if nbytes + SPARE_BYTES > free:
         raise OutputError(
             f"output {out} needs {_gigabytes(nbytes + SPARE_BYTES)}, "
@@ -51,29 +56,48 @@ def check_output(out: Path, inputs: Iterable[Path], nbytes: int, *, force: bool)
 
 
 @contextmanager
-def fresh_directory(out: Path) -> Iterator[Path]:
+def fresh_directory(out: Path, *, force: bool = False) -> Iterator[Path]:
     """A temporary sibling of ``out`` that takes its name when the block ends well.
 
-    What stood under ``out`` is replaced in that moment (`check_output` has asked for leave); on
-    any error the sibling is removed and ``out`` stays as it was.
+    On any error the sibling is removed and ``out`` stays as it was.
+
+    Args:
+        out: The directory to be made.
+        force: Whether what stands there in the end may be replaced.
+
+    Raises:
+        OutputError: If something has come to stand there meanwhile and ``force`` is off.
     """
+    out = Path(os.path.abspath(out))  # a link is replaced itself, not what it points to
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
     try:
         _set_umask_mode(temporary)
         yield temporary
         _sync_tree(temporary)
-        _replace(temporary, out)
+        if force and out.exists():
+            _replace(temporary, out)
+        else:
+            _rename(temporary, out)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     _sync(out.parent)
 
 
+def _rename(temporary: Path, out: Path) -> None:
+    try:
+        temporary.rename(out)  # the system refuses a directory that is not empty
+    except OSError as error:
+        if not out.exists():
+            raise
+        raise OutputError(
+            f"output {out} was made by something else while this ran",
+            "choose another --out, or replace it with --force",
+        ) from error
+
+
 def _replace(temporary: Path, out: Path) -> None:
-    if not out.exists():
-        temporary.rename(out)
-        return
     aside = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".old", dir=out.parent))
     old = aside / out.name
     try:
@@ -88,7 +112,6 @@ def _replace(temporary: Path, out: Path) -> None:
 
 
 def _existing_parent(path: Path) -> Path:
-    path = path.resolve()
     while not path.exists():
         path = path.parent
     return path

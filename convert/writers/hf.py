@@ -42,7 +42,7 @@ def write_hf(
         verify_shard(directory, part, written[-1], progress)
     write_index(directory, shards)
     config = hf_config.updated(checkpoint.config, main_dtype(checkpoint.tensors))
-    text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps(config, indent=2) + "\n"
     (directory / "config.json").write_text(text, encoding="utf-8")
     for name, path in checkpoint.files.items():
         (directory / name).parent.mkdir(exist_ok=True)

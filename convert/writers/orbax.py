@@ -126,7 +126,7 @@ def _save(
     )
     trees = ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
     save = ocp.args.PyTreeSave(tree)
-    directory = directory.absolute()
+    directory = directory.resolve()
     if item is None:
         with ocp.Checkpointer(trees) as checkpointer:
             checkpointer.save(directory, args=save, custom_metadata=custom_metadata, force=True)

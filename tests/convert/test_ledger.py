@@ -147,14 +147,15 @@ def test_a_pair_that_vanishes_in_the_rounding_is_counted(
         "layers.1.attn.q_einsum.w_lora_b"
     ].dtype.type(1e-9)
     factors["layers.1.attn.kv_einsum.w_lora_b"][:, 0] = 0
-    ledger = convert(tmp_path, base, factors)
+    ledger = convert(tmp_path, base, factors, "--allow-unchanged")
     adapter = ledger["adapter"]
     assert [adapter[f"pairs_{x}"] for x in ("found", "applied", "changed")] == [3, 3, 2]
+    assert adapter["unchanged"] == ["layers.1.attn.q_einsum.w"]
     lost = adapter["survival_by_tensor"]["model.layers.1.self_attn.q_proj.weight"]
     assert (lost["relative_error"], lost["weights_changed"]) == (1.0, 0)
     assert capsys.readouterr().err == ""
     words = ["orbax-to-hf", tmp_path / "run", "--base", tmp_path / "base"]
-    assert run_cli(*words, "--out", tmp_path / "two", "--alpha", "5") == 0
+    assert run_cli(*words, "--out", tmp_path / "two", "--alpha", "5", "--allow-unchanged") == 0
     assert "warning: 1 pairs vanish in the rounding to the stored dtype; merge with --dtype" in (
         capsys.readouterr().err
     )

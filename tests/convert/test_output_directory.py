@@ -117,7 +117,7 @@ def test_an_error_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> 
 
 
 def test_an_old_output_is_replaced_as_a_whole(old: Path) -> None:
-    with fresh_directory(old) as directory:
+    with fresh_directory(old, force=True) as directory:
         (directory / "file").write_text("new")
         assert (old / "folder" / "file").read_text() == "old"
     assert snapshot(old.parent) == {"out": None, "out/file": b"new"}
@@ -125,7 +125,7 @@ def test_an_old_output_is_replaced_as_a_whole(old: Path) -> None:
 
 def test_an_error_keeps_the_old_output(old: Path) -> None:
     before = snapshot(old.parent)
-    with pytest.raises(RuntimeError), fresh_directory(old) as directory:
+    with pytest.raises(RuntimeError), fresh_directory(old, force=True) as directory:
         break_in_the_middle(directory, RuntimeError)
     assert snapshot(old.parent) == before
 
@@ -142,7 +142,7 @@ def test_a_failing_rename_keeps_the_old_output(
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", broken)
-    with pytest.raises(OSError, match="no"), fresh_directory(old) as directory:
+    with pytest.raises(OSError, match="no"), fresh_directory(old, force=True) as directory:
         (directory / "file").write_text("new")
     assert snapshot(old.parent) == before
 
@@ -150,7 +150,7 @@ def test_a_failing_rename_keeps_the_old_output(
 def test_a_link_is_replaced_and_what_it_points_to_is_kept(old: Path) -> None:
     link = old.parent / "link"
     link.symlink_to(old)
-    with fresh_directory(link) as directory:
+    with fresh_directory(link, force=True) as directory:
         (directory / "file").write_text("new")
     assert not link.is_symlink()
     assert (link / "file").read_text() == "new"

@@ -1,8 +1,8 @@
 """A model's dimensions, read from config.json.
 
 Keys that config.json leaves out take the value that transformers assumes for that ``model_type``.
-``text_config`` wins over the top level, but for ``tie_word_embeddings``. What the tensors say is checked against this when a plan
-is made; nothing is inferred silently.
+``text_config`` wins over the top level, but for ``tie_word_embeddings``. What the tensors say is
+checked against this when a plan is made; nothing is inferred silently.
 """
 
 from __future__ import annotations

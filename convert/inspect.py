@@ -13,7 +13,7 @@ from gemma_convert.convert.layouts import Spelling
 from gemma_convert.convert.model import Model, read_model, text_config
 from gemma_convert.convert.registry import explain, families, recognise
 from gemma_convert.convert.relayout import disagreements
-from gemma_convert.surgery.adapter import Pair, split_factors, stored_alpha
+from gemma_convert.surgery.adapter import Pair, check_rank, split_factors, stored_alpha
 
 
 def inspect(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -149,6 +149,10 @@ def _alpha(checkpoint: Checkpoint, problems: list[str]) -> float | None:
 
 
 def _adapter(checkpoint: Checkpoint, pairs: dict[str, Pair], problems: list[str]) -> dict[str, Any]:
+    try:
+        check_rank(checkpoint.metadata, pairs)
+    except AdapterError as error:
+        problems.append(str(error))
     return {
         "kind": "lora factors in the tree",
         "pairs": len(pairs),

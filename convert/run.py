@@ -82,7 +82,9 @@ def check_run(job: Job, out: Path, *, force: bool, inputs: Iterable[Path] = ()) 
         OutputError: See `check_output`.
     """
     read = [Path(source.source) for source in job.plan.sources if source.source]
-    for source in job.plan.sources:  # files one by one: they may be links to somewhere else
+    # Files one by one: they may be links to somewhere else. Those not read are the user's too.
+    read += [entry for path in read if path.is_dir() for entry in path.iterdir()]
+    for source in job.plan.sources:
         read += source.files.values()
         read += {t.path for t in source.values() if isinstance(t, SafetensorsTensor)}
     nbytes = job.plan.target.nbytes + sum(

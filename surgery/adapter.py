@@ -177,7 +177,9 @@ def check_values(adapter: Adapter) -> None:
         AdapterError: If a factor holds NaN or infinity, or is all zero.
     """
     for name, pair in adapter.pairs.items():
-        if not 0 < np.float32(adapter.scale(name)) < np.inf:
+        with np.errstate(over="ignore", under="ignore"):
+            scale = np.float32(adapter.scale(name))
+        if not 0 < scale < np.inf:
             raise AdapterError(
                 f"{adapter.source}: {name}: alpha / r = {adapter.scale(name):g} is no float32",
                 "pass the alpha of the training run",

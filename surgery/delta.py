@@ -138,8 +138,18 @@ def _survival(wide: Array, delta: Array, merged: Array) -> Survival:
     realised = merged.astype(wide.dtype) - wide
     realised -= delta
     return Survival(
-        delta=float(np.vdot(delta, delta)),
-        error=float(np.vdot(realised, realised)),
+        delta=_squares(delta),
+        error=_squares(realised),
         changed=changed,
         size=merged.size,
     )
+
+
+def _squares(values: Array) -> float:
+    """The sum of the squares, in float64 where the values' own type may not hold it."""
+    with np.errstate(over="ignore", under="ignore"):
+        total = float(np.vdot(values, values))
+    if 1e-30 < total < np.inf:
+        return total
+    wide = values.astype(np.float64)
+    return float(np.vdot(wide, wide))

@@ -28,8 +28,8 @@ def check_output(out: Path, inputs: Iterable[Path], nbytes: int, *, force: bool)
         OutputError: If ``out`` is, holds or lies in an input, exists, or does not fit on the disk.
     """
     ours = out.resolve()
-    if ours == Path.cwd():
-        raise OutputError(f"output {out} is the current directory", "name a new directory")
+    if ours in (Path.cwd(), *Path.cwd().parents):
+        raise OutputError(f"output {out} is the current directory or holds it", "name a new one")
     for path in inputs:
         theirs = path.resolve()
         if ours == theirs or ours in theirs.parents or theirs in ours.parents:
@@ -68,7 +68,8 @@ def fresh_directory(out: Path, *, force: bool = False) -> Iterator[Path]:
     Raises:
         OutputError: If something has come to stand there meanwhile and ``force`` is off.
     """
-    out = Path(os.path.abspath(out))  # a link is replaced itself, not what it points to
+    # A link is replaced itself, not what it points to; ".." behind a link is where it points to.
+    out = out.resolve() if out.name in ("", "..") else out.parent.resolve() / out.name
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
     try:

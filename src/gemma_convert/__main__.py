@@ -2,7 +2,7 @@
 
 import sys
 
-from gemma_convert.cli import main
+from gemma_convert.cli import program
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program())

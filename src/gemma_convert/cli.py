@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
-from contextlib import suppress
 from importlib import import_module
 from types import FrameType
 from typing import Any
@@ -70,8 +69,6 @@ def main(arguments: list[str] | None = None) -> int:
         0 if the promise was kept, 2 for bad usage, 1 for any other error, told in one line.
     """
     state: dict[str, Any] = {}
-    with suppress(ValueError):  # not in the main thread
-        signal.signal(signal.SIGTERM, _interrupt)  # so that what was begun is cleaned up
     try:
         return invoke(sys.argv[1:] if arguments is None else arguments, state)
     except click.ClickException as error:
@@ -85,6 +82,12 @@ def main(arguments: list[str] | None = None) -> int:
             traceback.print_exc()
         click.echo(f"error: {_one_line(error)}", err=True)
         return 1
+
+
+def program() -> int:
+    """What the shell runs: `main`, ended by SIGTERM as by Ctrl-C, so that nothing half is left."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    return main()
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,7 @@ def test_what_is_known_of_a_written_file(tmp_path: Path) -> None:
     assert written.nbytes == len(data)
     assert written.sha256 == hashlib.sha256(data).hexdigest()
     for name, tensor in part.tensors.items():
-        assert written.tensors[name] == hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
+        assert written.tensors[name] == zlib.crc32(tensor.numpy().tobytes())
     assert sum(done) == part.nbytes
 
 

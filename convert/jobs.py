@@ -28,6 +28,8 @@ from gemma_convert.surgery.merge_lora import merge
 
 DType = np.dtype[Any]
 
+_NOT_TEXT = "not part of the text model, which is all that is converted"
+
 
 @dataclass(frozen=True)
 class Job:
@@ -86,7 +88,9 @@ def convert(
             "leave --base out: a Hugging Face directory is its own base",
         )
     spelling = _target_spelling(to, reference, dims, other or own)
-    _require_plain_weights(donor)
+    for parts in (own, other):
+        if parts is not None:
+            _require_plain_weights(parts)
     if donor.spelling.layout is not HF or to is not HF:
         _require_tied(dims)
     stored = as_stored(dims, donor.text, donor.spelling)
@@ -147,7 +151,13 @@ def hf_to_orbax(base: Checkpoint, *, layout: Layout = TUNIX, dtype: DType | None
 def _model(reference: Checkpoint, name: str | None, to: Layout) -> Model:
     """The dimensions: by config.json, else those of a named public model."""
     if reference.config:
-        return read_model(reference.config, families())
+        model = read_model(reference.config, families())
+        if name is not None and named_model(name).name != model.name:
+            raise ConfigError(
+                f"{reference.source}: config.json is not that of {name}",
+                "leave --model out to go by config.json",
+            )
+        return model
     if name is None or to is HF:
         raise InputError(
             f"{reference.source}: no config.json",
@@ -211,9 +221,12 @@ def _plan(
     dropped = {**source.dropped, **own.dropped}
     for name, tensor in own.towers.items():
         if id(tensor) not in read:
-            dropped[name] = "not part of the text model, which is all that is converted"
+            dropped[name] = _NOT_TEXT
     if base is not None and other is not None:
         dropped |= {**base.dropped, **other.dropped}
+        for name, tensor in other.towers.items():
+            if id(tensor) not in read:
+                dropped[name] = _NOT_TEXT
         for name, tensor in base.items():
             if id(tensor) not in read and name not in dropped:
                 dropped[name] = "the checkpoint has its own weights"
@@ -224,9 +237,9 @@ def _plan(
 def _require_plain_weights(parts: Parts) -> None:
     """Refuse quantised weights: without their scales the numbers mean nothing."""
     for name, tensor in (*parts.text.items(), *parts.towers.items()):
-        plain = dtypes.is_weight(tensor.dtype)
-        # a tower may hold integers that are no weights, such as position ids
-        if not plain and (name in parts.text or dtypes.is_float(tensor.dtype)):
+        # a tower may hold wide integers that are no weights, such as position ids
+        counts = name in parts.towers and tensor.dtype.kind in "iub" and tensor.dtype.itemsize > 1
+        if not counts and not dtypes.is_weight(tensor.dtype):
             raise LayoutError(
                 f"{parts.text.source}: {name} is {tensor.dtype}: a quantised weight",
                 "give the checkpoint before its quantisation",
@@ -237,14 +250,14 @@ def _require_whole(
     reference: Checkpoint, model: Model, towers: Mapping[str, Tensor], own_weights: bool
 ) -> None:
     """Refuse a Hugging Face output that lacks what its config.json announces."""
-    kinds = ("vision_config", "audio_config")
-    announced = [key for key in kinds if isinstance(reference.config.get(key), Mapping)]
-    if own_weights and announced and not towers:
-        raise ConfigError(
-            f"{reference.source}: config.json has {announced[0]}, but no such weights are there: "
-            "the output would load with random ones",
-            "give a base with its weights, or a text-only config.json",
-        )
+    for kind in ("vision", "audio"):
+        announced = isinstance(reference.config.get(f"{kind}_config"), Mapping)
+        if own_weights and announced and not any(kind in name for name in towers):
+            raise ConfigError(
+                f"{reference.source}: config.json has {kind}_config, but no such weights are "
+                "there: the output would load with random ones",
+                "give a base with its weights, or a text-only config.json",
+            )
     if not model.tied and not any(name.endswith("lm_head.weight") for name in towers):
         raise ConfigError(
             f"{reference.source}: config.json: tie_word_embeddings is false, but there is no "

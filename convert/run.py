@@ -11,7 +11,6 @@ from typing import Any
 from gemma_convert.convert.errors import AdapterError
 from gemma_convert.convert.jobs import Job
 from gemma_convert.convert.ledger import LEDGER_NAME, file_digests, make_ledger
-from gemma_convert.convert.readers.safetensors_tensor import SafetensorsTensor
 from gemma_convert.convert.writers.directory import check_output, fresh_directory
 
 Write = Callable[[Path], dict[str, str]]
@@ -82,11 +81,8 @@ def check_run(job: Job, out: Path, *, force: bool, inputs: Iterable[Path] = ()) 
         OutputError: See `check_output`.
     """
     read = [Path(source.source) for source in job.plan.sources if source.source]
-    # Files one by one: they may be links to somewhere else. Those not read are the user's too.
-    read += [entry for path in read if path.is_dir() for entry in path.iterdir()]
-    for source in job.plan.sources:
-        read += source.files.values()
-        read += {t.path for t in source.values() if isinstance(t, SafetensorsTensor)}
+    # What lies in an input may be a link to somewhere else; what is not read is the user's too.
+    read += [entry for path in read for entry in path.rglob("*") if entry.is_symlink()]
     nbytes = job.plan.target.nbytes + sum(
         path.stat().st_size for path in job.plan.target.files.values()
     )

@@ -115,7 +115,8 @@ def stored_alpha(metadata: Mapping[str, Any]) -> float | None:
             "the checkpoint's metadata says use_rslora: its scale is alpha / sqrt(r)",
             "not supported yet; merge it where it was trained",
         )
-    places = [nested.get("alpha"), custom.get("lora_alpha"), custom.get("alpha")]
+    places = [nested.get("alpha"), nested.get("lora_alpha")]
+    places += [custom.get("lora_alpha"), custom.get("alpha")]
     found = [place for place in places if place is not None]
     for value in found:
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -133,12 +134,16 @@ def check_rank(metadata: Mapping[str, Any], pairs: Mapping[str, Pair]) -> None:
     """Refuse factors whose rank is not the one in the checkpoint's custom metadata, if any.
 
     Raises:
-        AdapterError: If they differ; ``{"lora": {"rank": 8}}`` is understood.
+        AdapterError: If they differ; ``{"lora": {"rank": 8}}``, ``{"lora_rank": 8}`` and
+            ``{"rank": 8}`` are understood.
     """
-    nested = (metadata.get("custom_metadata") or {}).get("lora")
-    rank = nested.get("rank") if isinstance(nested, Mapping) else None
-    for name, pair in pairs.items():
-        if rank is not None and pair.rank != rank:
+    custom = metadata.get("custom_metadata") or {}
+    nested = custom.get("lora")
+    nested = nested if isinstance(nested, Mapping) else {}
+    places = (nested.get("rank"), nested.get("r"), custom.get("lora_rank"), custom.get("rank"))
+    ranks = [place for place in places if place is not None]
+    for rank, (name, pair) in ((rank, item) for rank in ranks for item in pairs.items()):
+        if str(rank) != str(pair.rank):
             raise AdapterError(
                 f"{name}: the factors have rank {pair.rank}, the checkpoint's metadata says {rank}",
                 "factors and metadata belong to different runs",

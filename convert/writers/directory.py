@@ -41,6 +41,11 @@ def check_output(out: Path, inputs: Iterable[Path], nbytes: int, *, force: bool)
     if not parent.is_dir():
         where = f"output {out} exists and" if parent == ours else f"output {out}: {parent}"
         raise OutputError(f"{where} is a file", "choose another --out")
+    if out.is_symlink() and not force:
+        raise OutputError(
+            f"output {out} exists and is a link",
+            "choose another --out, or replace the link with --force",
+        )
     if out.is_dir() and any(out.iterdir()) and not force:
         raise OutputError(
             f"output {out} exists and is not empty",
@@ -76,7 +81,7 @@ def fresh_directory(out: Path, *, force: bool = False) -> Iterator[Path]:
         _set_umask_mode(temporary)
         yield temporary
         _sync_tree(temporary)
-        if force and out.exists():
+        if force and os.path.lexists(out):
             _replace(temporary, out)
         else:
             _rename(temporary, out)

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from gemma_convert import __version__
+from gemma_convert.console import terminated
 
 COMMANDS = {
     "orbax-to-hf": "gemma_convert.convert.commands.orbax_to_hf",
@@ -91,6 +92,7 @@ def program() -> int:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    terminated.set()
     raise KeyboardInterrupt
 
 

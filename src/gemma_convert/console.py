@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Event
 from typing import Any, TypeVar
 
 import click
@@ -17,6 +18,9 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 _PLAIN_SECONDS = 10.0
+
+terminated = Event()
+"""Set once SIGTERM has arrived."""
 
 
 class ByteSize(click.ParamType[int]):
@@ -73,12 +77,26 @@ def progress(label: str, total: int, *, quiet: bool) -> Iterator[Callable[[int],
         A function to call with the number of bytes done since the last call.
     """
     if quiet:
-        yield lambda nbytes: None
+        yield _unless_terminated(lambda nbytes: None)
     elif sys.stderr.isatty():
         with _bar(label, total) as advance:
-            yield advance
+            yield _unless_terminated(advance)
     else:
-        yield _lines(label, total)
+        yield _unless_terminated(_lines(label, total))
+
+
+def _unless_terminated(advance: Callable[[int], None]) -> Callable[[int], None]:
+    """``advance``, that ends the run where SIGTERM's own exception was lost.
+
+    Python drops an exception that a signal raises inside a garbage collector's callback.
+    """
+
+    def checked(nbytes: int) -> None:
+        if terminated.is_set():
+            raise KeyboardInterrupt
+        advance(nbytes)
+
+    return checked
 
 
 @contextmanager

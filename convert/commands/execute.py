@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -64,6 +65,8 @@ def _write_orbax(job: Job, directory: Path, advance: _Advance) -> dict[str, str]
     from gemma_convert.convert.writers.orbax import verify_orbax, write_orbax
     from gemma_convert.convert.writers.orbax_tree import FORMS
 
+    # Orbax starts jax's backend to write; it must not take an accelerator for that.
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     form = FORMS[job.layout.name]
     write_orbax(job.plan.target, directory, form=form, progress=advance)
     verify_orbax(job.plan.target, directory, form=form, progress=advance)

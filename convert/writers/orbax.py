@@ -1,6 +1,6 @@
-"""Write a `Checkpoint` as the Orbax checkpoint that Tunix itself would have saved.
+"""Write a `Checkpoint` as an Orbax checkpoint, in the form that its layout's library saves.
 
-Tunix's ``CheckpointManager`` (google-tunix 0.1.7, ``tunix/sft/checkpoint_manager.py``) saves
+The forms are in `orbax_tree`. Tunix's ``CheckpointManager`` (google-tunix 0.1.7, ``tunix/sft/checkpoint_manager.py``) saves
 ``nnx.state(model)`` through Orbax's ``PyTreeCheckpointHandler``::
 
     <directory>/0/_CHECKPOINT_METADATA             item handlers, custom metadata

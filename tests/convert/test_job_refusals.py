@@ -1,4 +1,4 @@
-"""Jobs that a review found to end well with a wrong result."""
+"""Jobs that must be refused, since they would end well with a wrong result."""
 
 from __future__ import annotations
 

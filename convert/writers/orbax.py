@@ -1,7 +1,8 @@
 """Write a `Checkpoint` as an Orbax checkpoint, in the form that its layout's library saves.
 
 The forms are in `orbax_tree`. DeepMind's is a tree alone; Tunix's ``CheckpointManager``
-(google-tunix 0.1.7, ``tunix/sft/checkpoint_manager.py``) saves ``nnx.state(model)`` through Orbax's ``PyTreeCheckpointHandler``::
+(google-tunix 0.1.7, ``tunix/sft/checkpoint_manager.py``) saves ``nnx.state(model)`` through Orbax's
+``PyTreeCheckpointHandler``::
 
     <directory>/0/_CHECKPOINT_METADATA             item handlers, custom metadata
     <directory>/0/model_params/_METADATA           the tree: keys, kind of value, write shape

@@ -82,10 +82,10 @@ def weight_shape(
     """
     short = name.removeprefix(spelling.prefix)
     for row in (row for family in families.values() for row in family.rows):
-        cell = row.cells.get(spelling.layout.name)
-        if cell is None:
+        if not row.has(spelling.layout):
             continue
-        inputs, outputs = row.factor_axes(spelling.layout.name)
+        cell = row.cell(spelling.layout)
+        inputs, outputs = row.factor_axes(spelling.layout)
         fits = len(a) == len(inputs) + 1 and len(b) == len(outputs) + 1
         if inputs and fits and cell.template.match(short) is not None:
             return cell.pattern.shape(dict(zip(inputs + outputs, a[:-1] + b[1:], strict=True)))
@@ -102,7 +102,7 @@ def _look(family: Family, shapes: Mapping[str, tuple[int, ...]], spelling: Spell
     for name, shape in shapes.items():
         short = name.removeprefix(spelling.prefix)
         for row in family.rows:
-            cell = row.cells.get(spelling.layout.name)
+            cell = row.cell(spelling.layout) if row.has(spelling.layout) else None
             index = cell.template.match(short) if cell is not None else None
             if cell is not None and index is not None and len(shape) == len(cell.pattern.groups):
                 seen.names.add(name)

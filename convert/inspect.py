@@ -19,8 +19,7 @@ from gemma_convert.surgery.adapter import Pair, check_rank, split_factors, store
 def inspect(checkpoint: Checkpoint) -> dict[str, Any]:
     """Describe ``checkpoint`` as plain data, ready for JSON."""
     weights, pairs, problems = _factors(checkpoint)
-    names = list(weights) or list(pairs)
-    evidence = explain(names)
+    evidence = explain(weights or {name: pair.b for name, pair in pairs.items()})
     report: dict[str, Any] = {
         "path": checkpoint.source,
         "format": checkpoint.format,

@@ -21,7 +21,8 @@ from gemma_convert.convert.parts import Parts, take_apart
 from gemma_convert.convert.plan import Plan, make_plan, reached
 from gemma_convert.convert.registry import families, named_model
 from gemma_convert.convert.relayout import relayout
-from gemma_convert.convert.tensor import Tensor, cast
+from gemma_convert.convert.tensor import Tensor, ancestry, cast
+from gemma_convert.convert.values import Revalued
 from gemma_convert.convert.vocabulary import as_stored, embedding_name, fit_vocabulary
 from gemma_convert.surgery.adapter import Adapter, Pair, check_rank, check_values, resolve_alpha
 from gemma_convert.surgery.merge_lora import merge
@@ -56,6 +57,8 @@ def convert(
     model: str | None = None,
     alpha: float | None = None,
     dtype: DType | None = None,
+    computed_dtype: DType | None = None,
+    layout: Layout | None = None,
 ) -> Job:
     """A checkpoint in any layout, with or without LoRA factors, in another layout.
 
@@ -67,13 +70,16 @@ def convert(
         model: Name of a public model, where neither base nor source has a config.json.
         alpha: LoRA alpha, where the source's metadata does not say it.
         dtype: Stored dtype; as in the source if None.
+        computed_dtype: Stored dtype of tensors whose values the two layouts store differently;
+            ``dtype`` if None.
+        layout: The layout of ``source``; told from its names if None.
 
     Raises:
         GemmaConvertError: If the inputs do not fit together; see the steps.
     """
     reference = base if base is not None else source
     dims = _model(reference, model, to)
-    own = take_apart(source, dims)
+    own = take_apart(source, dims, layout)
     other = _base_parts(base, dims) if base is not None else None
     donor = own if own.text else other
     if donor is None or not donor.text or donor.spelling is None:
@@ -94,17 +100,20 @@ def convert(
     if donor.spelling.layout is not HF or to is not HF:
         _require_tied(dims)
     stored = as_stored(dims, donor.text, donor.spelling)
-    target = relayout(donor.text, stored, donor.spelling, spelling)
+    target = relayout(
+        donor.text, stored, donor.spelling, spelling, dtype=dtype, computed=computed_dtype
+    )
     target = fit_vocabulary(target, dims, spelling, _base_embedding(other, dims))
     adapter = _adapter(source, own.pairs, alpha)
     if adapter is not None:
-        target = merge(target, [adapter], dims, spelling, dtype)
+        target = merge(target, [adapter], dims, spelling)
     towers = (other or own).towers if to is HF else {}
     if to is HF:
         _require_whole(reference, dims, towers, donor is own)
-    tensors = _in_order({**target.tensors, **towers}, reference)
+    towers = {name: _stored(tensor, dtype) for name, tensor in towers.items()}
     target = target.replace(
-        tensors={name: _stored(tensor, dtype) for name, tensor in tensors.items()},
+        tensors=_in_order({**target.tensors, **towers}, reference),
+        notes=(*target.notes, *_computed_note(target)),
         config=reference.config,
         files=reference.files,
     )
@@ -218,7 +227,7 @@ def _plan(
 ) -> Plan:
     """Give every tensor that the target does not read its reason, and prove the rest."""
     read = reached(target)
-    dropped = {**source.dropped, **own.dropped}
+    dropped = {**target.dropped, **source.dropped, **own.dropped}
     for name, tensor in own.towers.items():
         if id(tensor) not in read:
             dropped[name] = _NOT_TEXT
@@ -274,6 +283,26 @@ def _require_tied(model: Model) -> None:
             "the embedding: it would be lost",
             "set it to true if the model's head is its embedding",
         )
+
+
+def _computed_note(target: Checkpoint) -> tuple[str, ...]:
+    """What to say of tensors whose values are computed and may not come back."""
+    lossy = [
+        name
+        for name, tensor in target.items()
+        for step in ancestry(tensor)
+        if isinstance(step, Revalued) and step.may_lose and step.dtype.itemsize < _EXACT_BYTES
+    ]
+    if not lossy:
+        return ()
+    return (
+        f"{len(set(lossy))} tensors hold other values in this layout, such as {lossy[0]}; they are "
+        f"computed in float32, but in {target[lossy[0]].dtype} not all of them can come back: "
+        "--computed-dtype float32 stores them so that they can",
+    )
+
+
+_EXACT_BYTES = 4
 
 
 def _in_order(tensors: dict[str, Tensor], base: Checkpoint) -> dict[str, Tensor]:

@@ -7,10 +7,11 @@ wrappers of one layout, so a layout lists its prefixes, the most specific first.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layout:
     """One ecosystem's spelling of parameter names and axis orders.
 
@@ -19,9 +20,12 @@ class Layout:
         prefixes: What may stand before a text parameter's name.
         default_prefix: The one written when no base says otherwise.
         vocabulary: Rows of the embedding where they differ from config.json's vocab_size.
-        wants_unread: Whether its models have the parameters that nothing reads (`Row.unread`).
+        unread: Whether its models have the parameters that nothing reads (`Row.unread`): they want
+            them, they carry them where they are there, or they have none.
         separator: What stands between the keys of a name in the templates.
         optional_leaf: A last key that some trees of the layout have and others leave out.
+        unstacked: The layout of the same names that keeps each layer by itself.
+        like: The layout whose cells it uses where a row has none of its own.
         towers: What the names of a vision or audio part begin with, where the text's prefix does
             not tell them apart.
     """
@@ -30,10 +34,12 @@ class Layout:
     prefixes: tuple[str, ...]
     default_prefix: str
     vocabulary: Mapping[int, int] = field(default_factory=dict)
-    wants_unread: bool = False
+    unread: Literal["wanted", "carried", "absent"] = "carried"
     separator: str = "."
     optional_leaf: str = ""
     towers: tuple[str, ...] = ()
+    unstacked: str = ""
+    like: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,9 +68,7 @@ _JAX_VOCABULARY = {256000: 256128, 262208: 262144}
 
 _JAX_TOWERS = ("vision_encoder", "audio_encoder", "embedder.mm_", "embedder.audio_input")
 
-TUNIX = Layout(
-    "tunix", ("",), "", vocabulary=_JAX_VOCABULARY, wants_unread=True, towers=_JAX_TOWERS
-)
+TUNIX = Layout("tunix", ("",), "", vocabulary=_JAX_VOCABULARY, unread="wanted", towers=_JAX_TOWERS)
 
 # A nested tree has the keys layer_0, attn, q_einsum, w; a flat one, as on Google's bucket, has
 # transformer/layer_0/attn/q_einsum and w. Flat trees give the arrays of an MLP a last key w too.
@@ -73,10 +77,42 @@ DEEPMIND = Layout(
     ("", "transformer/"),
     "transformer/",
     vocabulary=_JAX_VOCABULARY,
-    wants_unread=True,
+    unread="wanted",
     separator="/",
     optional_leaf="w",
     towers=(*(tower.replace(".", "/") for tower in _JAX_TOWERS), "SigLiPFromPatches"),
 )
 
-LAYOUTS = {layout.name: layout for layout in (HF, TUNIX, DEEPMIND)}
+
+# Tunix after 0.1.7 (git c7d8950) keeps the arrays of the per-layer embeddings two-dimensional.
+TUNIX_HEAD = replace(TUNIX, name="tunix-head", like="tunix")
+
+# The library's STACKED trees: the layers of one position in the block, along the first axis.
+DEEPMIND_STACKED = replace(DEEPMIND, name="deepmind-stacked", like="deepmind", unstacked="deepmind")
+
+# Linen's names stand behind params twice, once for the state and once for the collection; nnx has
+# none of it after fine-tuning, and base after reinforcement learning.
+MAXTEXT_UNSCANNED = Layout(
+    "maxtext-unscanned",
+    ("params/params/", "params/", "base/", ""),
+    "params/params/",
+    vocabulary=_JAX_VOCABULARY,
+    unread="absent",
+    separator="/",
+    towers=("vision_encoder",),
+    like="maxtext",
+)
+MAXTEXT = replace(MAXTEXT_UNSCANNED, name="maxtext", like="", unstacked="maxtext-unscanned")
+
+LAYOUTS = {
+    layout.name: layout
+    for layout in (
+        HF,
+        TUNIX,
+        TUNIX_HEAD,
+        DEEPMIND,
+        DEEPMIND_STACKED,
+        MAXTEXT,
+        MAXTEXT_UNSCANNED,
+    )
+}

@@ -18,7 +18,8 @@ from typing import Any
 
 from gemma_convert import __version__
 from gemma_convert.convert.jobs import Job
-from gemma_convert.convert.tensor import ancestry
+from gemma_convert.convert.tensor import Tensor, ancestry
+from gemma_convert.convert.values import Revalued
 from gemma_convert.surgery.adapter import Adapter
 from gemma_convert.surgery.delta import LowRank, Merged, Survival
 
@@ -64,9 +65,29 @@ def make_ledger(job: Job, command: list[str], seconds: float) -> dict[str, Any]:
             for name, tensor in plan.target.items()
         },
     }
+    if computed := _computed(plan.target):
+        ledger["computed"] = computed
     if job.adapter is not None:
         ledger["adapter"] = _adapter(job, job.adapter)
     return ledger
+
+
+def _computed(target: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Tensors whose values were computed, and how many of those the way back would not find."""
+    found = {
+        name: (sum(step.lost for step in steps), tensor.size)
+        for name, tensor in target.items()
+        if (steps := [step for step in ancestry(tensor) if isinstance(step, Revalued)])
+        and not isinstance(tensor, Merged)
+    }
+    if not found:
+        return {}
+    return {
+        "tensors": len(found),
+        "values": sum(size for _, size in found.values()),
+        "not_exact": sum(lost for lost, _ in found.values()),
+        "not_exact_by_tensor": {name: lost for name, (lost, _) in found.items() if lost},
+    }
 
 
 def _adapter(job: Job, adapter: Adapter) -> dict[str, Any]:

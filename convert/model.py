@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gemma_convert.convert.errors import ConfigError
+from gemma_convert.convert.layouts import Layout
 from gemma_convert.convert.rows import Family, Layer, Row
+from gemma_convert.convert.values import Affine
 
 
 @dataclass(frozen=True)
@@ -22,28 +24,38 @@ class Parameter:
     Attributes:
         row: Its names and axis orders.
         index: The layer, or None outside the layers.
+        layer: The layer it stands in, or what all layers have in common.
         sizes: Sizes of all axes.
         unread: The model never reads it, so it may be absent.
     """
 
     row: Row
     index: int | None
+    layer: Layer
     sizes: Mapping[str, int]
     unread: bool = False
 
-    def parts(self, layout: str) -> list[tuple[str, dict[str, int]]]:
+    def parts(self, layout: Layout) -> list[tuple[str, dict[str, int]]]:
         """The tensors that hold it in ``layout``.
 
         Returns:
             Name (without the spelling's prefix) and, for each axis that the name spells by a word,
             the position it stands for; in the order of that axis.
         """
-        template = self.row.cells[layout].template
+        template = self.row.cell(layout).template
         layer = {} if self.index is None else {"i": self.index}
         spelled: list[dict[str, int]] = [{}]
         for axis, words in template.words.items():
             spelled = [{**at, axis: i} for at in spelled for i in range(len(words))]
         return [(template.format({**layer, **at}), at) for at in spelled]
+
+    def shape(self, layout: Layout) -> tuple[int, ...]:
+        """The shape of each of those tensors."""
+        return self.row.cell(layout).pattern.shape(self.sizes)
+
+    def values(self, layout: Layout, at: Mapping[str, int]) -> Affine:
+        """How ``layout`` stores the values of the tensor at that place on the spelled axes."""
+        return self.row.cell(layout).values(self.layer, at)
 
     def __str__(self) -> str:
         return self.row.name if self.index is None else f"{self.row.name} of layer {self.index}"
@@ -83,7 +95,7 @@ class Model:
 
 def _parameter(row: Row, layer: Layer) -> Parameter:
     index = layer.index if row.per_layer else None
-    return Parameter(row, index, {**layer.sizes, **row.words}, row.unread(layer))
+    return Parameter(row, index, layer, {**layer.sizes, **row.words}, row.unread(layer))
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -164,8 +176,17 @@ def _common(values: Mapping[str, Any]) -> Layer:
         shares_kv=False,
         is_moe=is_moe,
         has_ple=has_ple,
+        query_scale=_query_scale(values),
         sizes={axis: _positive(values, key) for axis, key in keys.items()},
     )
+
+
+def _query_scale(values: Mapping[str, Any]) -> float:
+    """``query_pre_attn_scalar ** -0.5``; the head dimension stands in where there is none."""
+    scalar = values.get("query_pre_attn_scalar") or _positive(values, "head_dim")
+    if isinstance(scalar, bool) or not isinstance(scalar, int | float) or not scalar > 0:
+        raise ConfigError(f"config.json: query_pre_attn_scalar is {scalar!r}, expected a number")
+    return float(scalar**-0.5)
 
 
 def _layer(index: int, kind: str, values: Mapping[str, Any], common: Layer) -> Layer:

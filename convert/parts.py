@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import LayoutError
-from gemma_convert.convert.layouts import Spelling
+from gemma_convert.convert.layouts import Layout, Spelling
 from gemma_convert.convert.model import Model
 from gemma_convert.convert.registry import recognise
 from gemma_convert.convert.tensor import Tensor, blocks
@@ -33,10 +33,15 @@ class Parts:
     dropped: Mapping[str, str]
 
 
-def take_apart(checkpoint: Checkpoint, model: Model) -> Parts:
+def take_apart(checkpoint: Checkpoint, model: Model, layout: Layout | None = None) -> Parts:
     """Take ``checkpoint`` apart, by names alone.
 
     A tied model's head that repeats the embedding is dropped, after both were compared.
+
+    Args:
+        checkpoint: What was opened.
+        model: Its dimensions.
+        layout: The layout of its names; told from them if None.
 
     Raises:
         LayoutError: If the names fit no layout, or a tied head differs from the embedding.
@@ -45,7 +50,7 @@ def take_apart(checkpoint: Checkpoint, model: Model) -> Parts:
     weights, pairs = split_factors(checkpoint)
     if not weights:
         return Parts(weights, None, {}, pairs, {})
-    named, spelling = recognise(weights)
+    named, spelling = recognise(weights, layout)
     text = {name: tensor for name, tensor in named.items() if _is_text(name, spelling)}
     taken = {id(tensor) for tensor in text.values()}
     towers = {name: tensor for name, tensor in weights.items() if id(tensor) not in taken}

@@ -31,9 +31,9 @@ def random_model(
     random = np.random.default_rng(seed)
     tensors: dict[str, Tensor] = {}
     for parameter in read_model(config, families()).parameters():
-        shape = parameter.row.cells[spelling.layout.name].pattern.shape(parameter.sizes)
+        shape = parameter.shape(spelling.layout)
         matrix = len(shape) > 1
-        for short, _ in parameter.parts(spelling.layout.name):
+        for short, _ in parameter.parts(spelling.layout):
             values = random.normal(0.0 if matrix else 0.8, 0.1, shape)
             tensors[spelling.prefix + short] = ArrayTensor(values.astype(dtype))
     return Checkpoint(tensors, config=config)
@@ -55,10 +55,10 @@ def random_factors(
     tensors: dict[str, Tensor] = {}
     for parameter in model.parameters():
         row, sizes = parameter.row, parameter.sizes
-        inputs, outputs = row.factor_axes(spelling.layout.name)
+        inputs, outputs = row.factor_axes(spelling.layout)
         a_shape = (*(sizes[axis] for axis in inputs), rank)
         b_shape = (rank, *(sizes[axis] for axis in outputs))
-        for short, _ in parameter.parts(spelling.layout.name) if row.inputs else ():
+        for short, _ in parameter.parts(spelling.layout) if row.inputs else ():
             for side, shape in (("a", a_shape), ("b", b_shape)):
                 values = random.normal(0.0, 0.1, shape).astype(dtype)
                 tensors[f"{spelling.prefix}{short}_lora_{side}"] = ArrayTensor(values)

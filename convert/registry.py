@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -11,7 +12,7 @@ from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import ConfigError, LayoutError
 from gemma_convert.convert.layouts import LAYOUTS, Layout, Spelling
 from gemma_convert.convert.model import Model, read_model
-from gemma_convert.convert.rows import Cell, Family
+from gemma_convert.convert.rows import Family
 from gemma_convert.convert.tensor import Tensor
 
 ENTRY_POINTS = "gemma_convert.families"
@@ -55,59 +56,81 @@ def named_model(name: str) -> Model:
 
 @dataclass(frozen=True)
 class Evidence:
-    """How well a spelling explains a set of names."""
+    """How well a spelling explains a set of names.
+
+    Attributes:
+        spelling: The spelling.
+        matched: How many of the names it explains.
+        total: How many there are.
+        example: One that it explains.
+        fitting: How many of those have as many axes as it says.
+    """
 
     spelling: Spelling
     matched: int
     total: int
     example: str
+    fitting: int = 0
 
     def __str__(self) -> str:
         return f"{self.matched} of {self.total} names, such as {self.example}"
 
 
-def explain(names: Iterable[str]) -> list[Evidence]:
-    """Every spelling that explains some of ``names``, the one that explains most first."""
-    listed = list(names)
-    found: list[Evidence] = []
-    for layout in LAYOUTS.values():
-        for prefix in layout.prefixes:
-            spelling = Spelling(layout, prefix)
-            matched = [name for name in listed if _cells(normal(name, layout), spelling)]
-            if matched:
-                example = matched[len(matched) // 2]
-                found.append(Evidence(spelling, len(matched), len(listed), example))
-    return sorted(found, key=lambda evidence: -evidence.matched)
-
-
-def detect(names: Iterable[str], where: str) -> Spelling:
-    """The spelling that ``names`` are in.
+def explain(
+    tensors: Mapping[str, Tensor], layouts: Iterable[Layout] = tuple(LAYOUTS.values())
+) -> list[Evidence]:
+    """Every spelling that explains some of the names, the one that explains most first.
 
     Args:
-        names: Tensor names of one checkpoint.
+        tensors: The tensors of one checkpoint by name.
+        layouts: The layouts to try.
+    """
+    found: list[Evidence] = []
+    for layout in layouts:
+        for prefix in layout.prefixes:
+            spelling = Spelling(layout, prefix)
+            ranks = {name: _ranks(normal(name, layout), spelling) for name in tensors}
+            matched = [name for name, expected in ranks.items() if expected]
+            fitting = [name for name in matched if len(tensors[name].shape) in ranks[name]]
+            if matched:
+                example = matched[len(matched) // 2]
+                found.append(Evidence(spelling, len(matched), len(tensors), example, len(fitting)))
+    return sorted(found, key=lambda evidence: (-evidence.matched, -evidence.fitting))
+
+
+def detect(tensors: Mapping[str, Tensor], where: str, layout: Layout | None = None) -> Spelling:
+    """The spelling that tensors are in.
+
+    Args:
+        tensors: The tensors of one checkpoint by name.
         where: The checkpoint, for the message.
+        layout: The layout they are said to be in.
 
     Raises:
-        LayoutError: If no known layout explains any of them.
+        LayoutError: If no known layout, or not that one, explains any of them.
     """
-    listed = list(names)
-    found = explain(listed)
+    found = explain(tensors, LAYOUTS.values() if layout is None else (layout,))
     if not found:
-        example = f"such as {listed[0]}" if listed else "there are none"
+        example = f"such as {next(iter(tensors))}" if tensors else "there are none"
+        said = "no known layout" if layout is None else f"nothing of layout {layout.name}"
         raise LayoutError(
-            f"{where}: the tensor names fit no known layout ({example})",
+            f"{where}: the tensor names fit {said} ({example})",
             f"known: {', '.join(LAYOUTS)}; see `gemma-convert inspect {where}`",
         )
     return found[0].spelling
 
 
-def recognise(checkpoint: Checkpoint) -> tuple[Checkpoint, Spelling]:
+def recognise(checkpoint: Checkpoint, layout: Layout | None = None) -> tuple[Checkpoint, Spelling]:
     """The spelling of a checkpoint, and the checkpoint with names as the templates write them.
+
+    Args:
+        checkpoint: Weights alone.
+        layout: The layout they are in; told from the names if None.
 
     Raises:
         LayoutError: If no known layout explains the names.
     """
-    spelling = detect(checkpoint, checkpoint.source)
+    spelling = detect(checkpoint, checkpoint.source, layout)
     tensors = {_as_written(name, t, spelling): t for name, t in checkpoint.items()}
     return checkpoint.replace(tensors=tensors), spelling
 
@@ -124,23 +147,34 @@ def _as_written(name: str, tensor: Tensor, spelling: Spelling) -> str:
     leaf = layout.separator + layout.optional_leaf
     names = [name, name.removesuffix(leaf), name + leaf] if layout.optional_leaf else [name]
     for candidate in names:
-        cells = _cells(candidate, spelling)
-        if any(len(cell.pattern.groups) == len(tensor.shape) for cell in cells):
+        if len(tensor.shape) in _ranks(candidate, spelling):
             return candidate
     return name
 
 
-def _cells(name: str, spelling: Spelling) -> list[Cell]:
-    """The cells of all families whose template gives ``name``."""
+_LAYER = re.compile(r"(layers?[._]|type_)(?:0|[1-9][0-9]{0,8})(?=[._/])")
+
+
+def _ranks(name: str, spelling: Spelling) -> frozenset[int]:
+    """How many axes a tensor called ``name`` may have, by the cells of all families."""
     if not name.startswith(spelling.prefix):
-        return []
-    short = name.removeprefix(spelling.prefix)
-    return [
-        cell for cell in _all_cells(spelling.layout.name) if cell.template.match(short) is not None
-    ]
+        return frozenset()
+    # any layer will do, so that names which differ in the layer are matched once
+    return _ranks_in(_LAYER.sub(r"\g<1>0", name.removeprefix(spelling.prefix)), spelling.layout)
 
 
 @cache
-def _all_cells(layout: str) -> tuple[Cell, ...]:
-    rows = (row for family in families().values() for row in family.rows)
-    return tuple(dict.fromkeys(row.cells[layout] for row in rows if layout in row.cells))
+def _ranks_in(name: str, layout: Layout) -> frozenset[int]:
+    found: set[int] = set()
+    for family in families().values():
+        stacking = family.stacks.get(layout.name)
+        stacked = stacking.in_layer(name) if stacking else [(name, 0)]
+        for row in family.rows:
+            if row.has(layout):
+                cell = row.cell(layout)
+                found |= {
+                    len(cell.pattern.groups) + axes
+                    for candidate, axes in (stacked if row.per_layer else [(name, 0)])
+                    if cell.template.match(candidate) is not None
+                }
+    return frozenset(found)

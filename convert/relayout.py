@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import einops
 import numpy as np
@@ -18,7 +19,9 @@ from gemma_convert.convert.errors import LayoutError
 from gemma_convert.convert.layouts import Layout, Spelling
 from gemma_convert.convert.model import Model, Parameter
 from gemma_convert.convert.pattern import Pattern, Ranges, Sizes
-from gemma_convert.convert.tensor import Array, Box, Tensor, Zeros, extent, slices
+from gemma_convert.convert.stack import stacked, unstacked
+from gemma_convert.convert.tensor import Array, Box, Tensor, Zeros, cast, extent, slices
+from gemma_convert.convert.values import AS_IT_IS, Affine, Revalued
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,8 @@ def relayout(
     target: Spelling,
     *,
     partial: bool = False,
+    dtype: np.dtype[Any] | None = None,
+    computed: np.dtype[Any] | None = None,
 ) -> Checkpoint:
     """Convert ``checkpoint`` from one spelling to another, lazily.
 
@@ -115,13 +120,17 @@ def relayout(
         model: The dimensions they must have.
         source: How they are spelled.
         target: How they are to be spelled.
-        partial: Whether parameters may be absent altogether (the deltas of an adapter).
+        partial: Whether the tensors are the deltas of an adapter: parameters may be absent
+            altogether, and offsets do not apply.
+        dtype: Dtype of the tensors; as in the source if None.
+        computed: Dtype of those whose values the two layouts store differently; ``dtype`` if None.
 
     Raises:
         LayoutError: If a tensor is missing, left over, or has another shape than ``model`` says.
     """
     for spelling in (source, target):
         _require_layout(model, spelling.layout)
+    checkpoint = unstacked(checkpoint, model, source)
     problems = disagreements(checkpoint, model, source, partial=partial)
     if problems:
         more = f" (and {len(problems) - 1} more like it)" if len(problems) > 1 else ""
@@ -131,23 +140,36 @@ def relayout(
         )
     made: dict[str, Tensor] = {}
     filled: list[str] = []
-    dtype = next(iter(checkpoint.values())).dtype
+    dropped: dict[str, str] = {}
+    filler = dtype or next(iter(checkpoint.values())).dtype
     for parameter in model.parameters():
         parts = [
             Part(checkpoint[name], at)
             for name, at in _stored_names(parameter, source)
             if name in checkpoint
         ]
-        if parts:
-            targets = _target_tensors(parameter, parts, source, target)
+        if parts and parameter.unread and target.layout.unread == "absent" and not partial:
+            names = [name for name, _ in _stored_names(parameter, source)]
+            dropped |= dict.fromkeys(names, _UNREAD)
+        elif parts:
+            change = Change(parameter, source, target, dtype, computed or dtype, is_delta=partial)
+            targets = change.tensors(parts)
             _require_whole(checkpoint, parameter, targets, source, target)
-            made.update(targets)
-        elif parameter.unread and target.layout.wants_unread and not partial:
-            shape = parameter.row.cells[target.layout.name].pattern.shape(parameter.sizes)
-            zeros = {name: Zeros(shape, dtype) for name, _ in _stored_names(parameter, target)}
+            made |= targets
+        elif parameter.unread and target.layout.unread == "wanted" and not partial:
+            shape = parameter.shape(target.layout)
+            zeros = {name: Zeros(shape, filler) for name, _ in _stored_names(parameter, target)}
             made.update(zeros)
             filled += zeros
-    return checkpoint.replace(tensors=made, notes=checkpoint.notes + _filled_note(filled))
+    made_of = checkpoint.replace(
+        tensors=made,
+        notes=checkpoint.notes + _filled_note(filled),
+        dropped={**checkpoint.dropped, **dropped},
+    )
+    return stacked(made_of, model, target, partial=partial)
+
+
+_UNREAD = "the model never reads it, and this layout's models do not have it"
 
 
 def _filled_note(names: list[str]) -> tuple[str, ...]:
@@ -160,7 +182,7 @@ def _filled_note(names: list[str]) -> tuple[str, ...]:
 
 
 def _require_layout(model: Model, layout: Layout) -> None:
-    if any(layout.name not in row.cells for row in model.family.rows):
+    if any(not row.has(layout) for row in model.family.rows):
         known = set.intersection(*(set(row.cells) for row in model.family.rows))
         raise LayoutError(
             f"{model.family.name} has no names in layout {layout.name}",
@@ -181,13 +203,17 @@ def disagreements(
     """
     wrong: list[str] = []
     known: set[str] = set()
+    try:
+        checkpoint = unstacked(checkpoint, model, spelling)
+    except LayoutError as error:
+        return [error.what]
     for parameter in model.parameters():
         names = [name for name, _ in _stored_names(parameter, spelling)]
         known.update(names)
         found = {name: checkpoint[name] for name in names if name in checkpoint}
         if not partial and (found or not parameter.unread):
             wrong += [f"{name}: missing ({parameter})" for name in names if name not in found]
-        pattern = parameter.row.cells[spelling.layout.name].pattern
+        pattern = parameter.row.cell(spelling.layout).pattern
         wrong += [
             f"{name}: expected {pattern.describe(parameter.sizes)} by config.json, "
             f"found shape {list(tensor.shape)}"
@@ -204,7 +230,7 @@ def disagreements(
 
 def _stored_names(parameter: Parameter, spelling: Spelling) -> list[tuple[str, dict[str, int]]]:
     """Full names of the tensors that hold ``parameter``, with their places on spelled axes."""
-    return [(spelling.prefix + s, at) for s, at in parameter.parts(spelling.layout.name)]
+    return [(spelling.prefix + s, at) for s, at in parameter.parts(spelling.layout)]
 
 
 def _require_whole(
@@ -224,22 +250,66 @@ def _require_whole(
                 )
 
 
-def _target_tensors(
-    parameter: Parameter, parts: list[Part], source: Spelling, target: Spelling
-) -> dict[str, Tensor]:
-    """The tensors of ``parameter`` in the target's spelling."""
-    from_cell = parameter.row.cells[source.layout.name]
-    to_cell = parameter.row.cells[target.layout.name]
-    made: dict[str, Tensor] = {}
-    for name, at in _stored_names(parameter, target):
-        if not any(_agree(part.at, at) for part in parts):
-            continue  # a delta that this tensor has no share in
+@dataclass(frozen=True)
+class Change:
+    """One parameter on its way from one spelling to another.
+
+    Attributes:
+        parameter: The parameter.
+        source: How it is spelled.
+        target: How it is to be spelled.
+        dtype: Dtype of the tensors; the source's if None.
+        computed: Dtype of those whose values are computed; the source's if None.
+        is_delta: Whether its tensors are differences of weights.
+    """
+
+    parameter: Parameter
+    source: Spelling
+    target: Spelling
+    dtype: np.dtype[Any] | None
+    computed: np.dtype[Any] | None
+    is_delta: bool
+
+    def tensors(self, parts: Sequence[Part]) -> dict[str, Tensor]:
+        """The target's tensors, made of the source's."""
+        made: dict[str, Tensor] = {}
+        for name, at in _stored_names(self.parameter, self.target):
+            shares = [part for part in parts if _agree(part.at, at)]
+            if shares:  # else a delta that this tensor has no share in
+                made[name] = self._tensor(shares, at)
+        return made
+
+    def _tensor(self, parts: Sequence[Part], at: Mapping[str, int]) -> Tensor:
+        """One target tensor: its axes in the target's order, its values as the target stores."""
+        olds = {self._values(self.source, part.at) for part in parts}
+        old, new = olds.pop(), self._values(self.target, at)
+        if not olds:
+            tensor = self._relaid(parts, at)
+            if old == new:
+                return cast(tensor, self.dtype or tensor.dtype)
+            return Revalued(tensor, old, new, self.computed or tensor.dtype)
+        # Parts stored in several ways, as MaxText's query beside its keys: first to plain values.
+        plain = [
+            Part(Revalued(p.tensor, self._values(self.source, p.at), AS_IT_IS, _WIDE), p.at)
+            for p in parts
+        ]
+        dtype = self.computed or parts[0].tensor.dtype
+        return Revalued(self._relaid(plain, at), AS_IT_IS, new, dtype)
+
+    def _values(self, spelling: Spelling, at: Mapping[str, int]) -> Affine:
+        values = self.parameter.values(spelling.layout, at)
+        return values.linear if self.is_delta else values
+
+    def _relaid(self, parts: Sequence[Part], at: Mapping[str, int]) -> Tensor:
+        row = self.parameter.row
+        old, new = row.cell(self.source.layout).pattern, row.cell(self.target.layout).pattern
         same = [part for part in parts if part.at == at]
-        if same and from_cell.pattern == to_cell.pattern:
-            made[name] = same[0].tensor  # nothing to do: the bytes can be copied
-        else:
-            made[name] = Relaid(parts, from_cell.pattern, to_cell.pattern, at, parameter.sizes)
-    return made
+        if same and old == new:
+            return same[0].tensor  # nothing to do: the bytes can be copied
+        return Relaid(parts, old, new, at, self.parameter.sizes)
+
+
+_WIDE = np.dtype(np.float32)
 
 
 def _agree(one: Mapping[str, int], other: Mapping[str, int]) -> bool:

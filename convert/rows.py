@@ -22,8 +22,11 @@ from typing import Any
 from gemma_convert.convert import pattern as patterns
 from gemma_convert.convert import template as templates
 from gemma_convert.convert.errors import LayoutError
+from gemma_convert.convert.layouts import Layout
 from gemma_convert.convert.pattern import Pattern
+from gemma_convert.convert.stacking import Stacking
 from gemma_convert.convert.template import Template
+from gemma_convert.convert.values import AS_IT_IS, Affine
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Layer:
         shares_kv: It uses the keys and values of an earlier layer; nothing reads its own.
         is_moe: It has experts beside the MLP.
         has_ple: The model has per-layer embeddings.
+        query_scale: What the model multiplies its queries by.
         sizes: Sizes of the axes in this layer.
     """
 
@@ -46,10 +50,15 @@ class Layer:
     shares_kv: bool
     is_moe: bool
     has_ple: bool
+    query_scale: float
     sizes: Mapping[str, int]
 
 
 Where = Callable[[Layer], bool]
+
+Values = Callable[[Layer, Mapping[str, int]], Affine]
+"""How a layout stores the values of a parameter: by the layer, and by the place of the tensor on
+the axes that its name spells."""
 
 
 def everywhere(layer: Layer) -> bool:
@@ -62,12 +71,18 @@ def nowhere(layer: Layer) -> bool:
     return False
 
 
+def plainly(layer: Layer, at: Mapping[str, int]) -> Affine:
+    """Values as Hugging Face has them."""
+    return AS_IT_IS
+
+
 @dataclass(frozen=True)
 class Cell:
-    """A row in one layout: the template of its names and the pattern of its axes."""
+    """A row in one layout: the template of its names, the pattern of its axes, its values."""
 
     template: Template
     pattern: Pattern
+    values: Values = plainly
 
     @property
     def axes(self) -> frozenset[str]:
@@ -81,7 +96,7 @@ class Row:
 
     Attributes:
         name: Short name for messages and tables.
-        cells: Layout name to cell.
+        cells: Layout name to cell; see `cell`.
         inputs: The axes contracted with the activations, in order. A LoRA pair of this row is
             A: inputs + r, B: r + the other axes, in the order of any layout's pattern. Empty where
             the parameter is not a matrix.
@@ -98,9 +113,17 @@ class Row:
     unread: Where
     per_layer: bool
 
-    def factor_axes(self, layout: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def has(self, layout: Layout) -> bool:
+        """Whether ``layout`` has this parameter."""
+        return layout.name in self.cells or layout.like in self.cells
+
+    def cell(self, layout: Layout) -> Cell:
+        """The cell of ``layout``: its own, else that of the layout it is like."""
+        return self.cells.get(layout.name) or self.cells[layout.like]
+
+    def factor_axes(self, layout: Layout) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The axes of a LoRA pair's A before r, and of its B behind r, in ``layout``'s order."""
-        axes = self.cells[layout].pattern.axes
+        axes = self.cell(layout).pattern.axes
         inputs = tuple(axis for axis in axes if axis in self.inputs)
         return inputs, tuple(axis for axis in axes if axis not in self.inputs)
 
@@ -110,7 +133,15 @@ class Row:
 
     def spelled(self, **cells: tuple[str, str]) -> Row:
         """This row, named or ordered otherwise in some layouts."""
-        changed = {layout: _cell(text, axes) for layout, (text, axes) in cells.items()}
+        changed = {_key(layout): _cell(text, axes) for layout, (text, axes) in cells.items()}
+        return replace(self, cells={**self.cells, **changed})
+
+    def holding(self, **values: Values) -> Row:
+        """This row, its values stored otherwise in some layouts."""
+        changed = {
+            _key(layout): replace(self.cells[_key(layout)], values=kind)
+            for layout, kind in values.items()
+        }
         return replace(self, cells={**self.cells, **changed})
 
     def may_lack(self, unread: Where) -> Row:
@@ -141,7 +172,7 @@ def row(
     Raises:
         LayoutError: If the cells do not name the same axes, or only some of them name a layer.
     """
-    parsed = {layout: _cell(text, axes) for layout, (text, axes) in cells.items()}
+    parsed = {_key(layout): _cell(text, axes) for layout, (text, axes) in cells.items()}
     if len({cell.axes for cell in parsed.values()}) != 1:
         listed = ", ".join(f"{layout} {sorted(cell.axes)}" for layout, cell in parsed.items())
         raise LayoutError(f"row {name}: the layouts name different axes ({listed})")
@@ -149,6 +180,11 @@ def row(
     if len(layered) != 1:
         raise LayoutError(f"row {name}: {{i}} stands in some layouts only")
     return Row(name, parsed, tuple(inputs.split()), where, unread, layered.pop())
+
+
+def _key(layout: str) -> str:
+    """A layout's name from a keyword, which cannot hold a hyphen."""
+    return layout.replace("_", "-")
 
 
 def _cell(text: str, axes: str) -> Cell:
@@ -168,6 +204,7 @@ class Family:
             with what it is.
         models: Named sizes: the text config's keys that tell them apart.
         own_defaults: What some of the model_types assume otherwise than ``defaults`` says.
+        stacks: Layout name to how that layout stacks layers, where it does.
     """
 
     name: str
@@ -178,3 +215,4 @@ class Family:
     nested_prefix: str
     models: Mapping[str, Mapping[str, Any]]
     own_defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    stacks: Mapping[str, Stacking] = field(default_factory=dict)

@@ -8,7 +8,7 @@ a box, so memory is bounded by the box and never by the model.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import prod
 from typing import Any, ClassVar
 
@@ -20,9 +20,9 @@ from gemma_convert.convert.errors import OutputError
 Array = npt.NDArray[Any]
 Box = tuple[tuple[int, int], ...]
 
-ACTIONS = ("copied", "rearranged", "filled", "cast", "merged")
+ACTIONS = ("copied", "rearranged", "filled", "cast", "computed", "merged")
 """What can happen to a tensor, the least first: bytes as they are, a permutation, values that no
-source has, a rounding, a sum."""
+source has, a rounding, other values for the same meaning, a sum."""
 
 BLOCK_BYTES = 16 << 20
 """Default size of the blocks in which tensors are streamed."""
@@ -50,6 +50,11 @@ class Tensor(ABC):
     def parents(self) -> tuple[Tensor, ...]:
         """The tensors that this one is computed from; empty for one that lies on a disk."""
         return ()
+
+    @property
+    def wide(self) -> Tensor:
+        """The same values before they are rounded to `dtype`; itself where none are rounded."""
+        return self
 
     @property
     def size(self) -> int:
@@ -91,38 +96,31 @@ class Zeros(Tensor):
         return np.zeros(extent(box), self.dtype)
 
 
-class Elementwise(Tensor):
-    """``function`` applied to each value of ``parent``.
-
-    Args:
-        parent: The tensor to read.
-        dtype: The dtype that ``function`` returns.
-        function: Maps an array to one of the same shape.
-    """
+class Cast(Tensor):
+    """``parent`` in another dtype, each value rounded to nearest even."""
 
     action = "cast"
 
-    def __init__(
-        self, parent: Tensor, dtype: np.dtype[Any], function: Callable[[Array], Array]
-    ) -> None:
+    def __init__(self, parent: Tensor, dtype: np.dtype[Any]) -> None:
         self.parent = parent
         self.shape = parent.shape
         self.dtype = np.dtype(dtype)
-        self.function = function
 
     @property
     def parents(self) -> tuple[Tensor, ...]:
         return (self.parent,)
 
+    @property
+    def wide(self) -> Tensor:
+        return self.parent.wide
+
     def read(self, box: Box) -> Array:
-        return self.function(self.parent.read(box))
+        return rounded(self.parent.read(box), self.dtype)
 
 
 def cast(tensor: Tensor, dtype: np.dtype[Any]) -> Tensor:
     """``tensor`` in ``dtype``, rounded once to nearest even; itself if it has that dtype."""
-    if tensor.dtype == dtype:
-        return tensor
-    return Elementwise(tensor, dtype, lambda array: rounded(array, dtype))
+    return tensor if tensor.dtype == dtype else Cast(tensor.wide, dtype)
 
 
 def rounded(array: Array, dtype: np.dtype[Any]) -> Array:

@@ -32,6 +32,10 @@ class Rows(Tensor):
     def parents(self) -> tuple[Tensor, ...]:
         return (self.head, self.tail)
 
+    @property
+    def wide(self) -> Tensor:
+        return Rows(self.head.wide, self.tail)
+
     def read(self, box: Box) -> Array:
         (start, stop), *rest = box
         border = self.head.shape[0]
@@ -58,6 +62,10 @@ class FirstRows(Tensor):
     def parents(self) -> tuple[Tensor, ...]:
         return (self.parent,)
 
+    @property
+    def wide(self) -> Tensor:
+        return FirstRows(self.parent.wide, self.shape[0])
+
     def read(self, box: Box) -> Array:
         return self.parent.read(box)
 
@@ -65,7 +73,7 @@ class FirstRows(Tensor):
 def embedding_name(model: Model, spelling: Spelling) -> str:
     """How ``spelling`` names the embedding."""
     row = next(row for row in model.family.rows if row.name == EMBEDDING)
-    return spelling.prefix + row.cells[spelling.layout.name].template.text
+    return spelling.prefix + row.cell(spelling.layout).template.text
 
 
 def vocabulary(model: Model, layout: Layout) -> int:

@@ -14,6 +14,7 @@ import einops
 import numpy as np
 
 from gemma_convert.convert.errors import OutputError
+from gemma_convert.convert.layouts import Layout
 from gemma_convert.convert.model import Parameter
 from gemma_convert.convert.tensor import Array, Box, Tensor, extent, rounded
 from gemma_convert.surgery.adapter import Pair
@@ -59,8 +60,8 @@ class LowRank(Tensor):
         scale: What the product is multiplied by.
     """
 
-    def __init__(self, parameter: Parameter, layout: str, pair: Pair, scale: float) -> None:
-        pattern = parameter.row.cells[layout].pattern
+    def __init__(self, parameter: Parameter, layout: Layout, pair: Pair, scale: float) -> None:
+        pattern = parameter.row.cell(layout).pattern
         self.axes = pattern.axes
         self.inputs, self.outputs = parameter.row.factor_axes(layout)
         self.pair = pair

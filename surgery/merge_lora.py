@@ -26,7 +26,7 @@ def deltas(adapter: Adapter, model: Model, target: Spelling) -> dict[str, Tensor
     Raises:
         AdapterError: If a pair fits no parameter of the model, or has another shape.
     """
-    layout = adapter.spelling.layout.name
+    layout = adapter.spelling.layout
     found: dict[str, Tensor] = {}
     for parameter in model.parameters():
         if not parameter.row.inputs:
@@ -56,16 +56,16 @@ def _nothing(
 
     Such as up, where the adapter changes the gate alone and DeepMind's layout has both in one.
     """
-    names = [source.prefix + short for short, _ in parameter.parts(source.layout.name)]
-    if len(names) == len(parameter.parts(target.layout.name)) or not set(names) & set(found):
+    names = [source.prefix + short for short, _ in parameter.parts(source.layout)]
+    if len(names) == len(parameter.parts(target.layout)) or not set(names) & set(found):
         return {}
-    shape = parameter.row.cells[source.layout.name].pattern.shape(parameter.sizes)
+    shape = parameter.shape(source.layout)
     return {n: Zeros(shape, np.dtype(np.float32)) for n in names if n not in found}
 
 
 def _check_shapes(adapter: Adapter, name: str, parameter: Parameter) -> None:
     pair, row = adapter.pairs[name], parameter.row
-    inputs, outputs = row.factor_axes(adapter.spelling.layout.name)
+    inputs, outputs = row.factor_axes(adapter.spelling.layout)
     sizes = {**parameter.sizes, "r": pair.rank}
     for side, factor, expected in (("a", pair.a, (*inputs, "r")), ("b", pair.b, ("r", *outputs))):
         shape = tuple(sizes[axis] for axis in expected)
@@ -107,7 +107,8 @@ def merge(
             "give a base that has the keys and values of all layers, as on the Hub",
         )
     merged = {
-        name: Merged(tensor, tuple(found[name]), dtype or tensor.dtype) if name in found else tensor
+        name: Merged(tensor.wide, tuple(found[name]), dtype or tensor.dtype)
         for name, tensor in weights.items()
+        if name in found
     }
-    return weights.replace(tensors=merged)
+    return weights.replace(tensors={**weights.tensors, **merged})

@@ -159,7 +159,10 @@ def test_hf_to_orbax_and_back(inputs: Path, tmp_path: Path) -> None:
         ),
         (["orbax-to-hf", "r", "--base", "b", "--out", "o", "--max-shard-size", "0"], "such as 5GB"),
         (["hf-to-orbax", "d", "--out", "o"], "Missing option '--layout'"),
-        (["hf-to-orbax", "d", "--out", "o", "--layout", "x"], "is not one of 'tunix', 'deepmind'"),
+        (
+            ["hf-to-orbax", "d", "--out", "o", "--layout", "x"],
+            "is not one of 'tunix', 'tunix-head', 'deepmind'",
+        ),
         (["inspect"], "Missing argument 'PATH'"),
         (["inspect", "x", "--step", "last"], "not a valid integer"),
         (["frobnicate"], "No such command 'frobnicate'"),

@@ -7,9 +7,11 @@ from pathlib import Path
 import click
 
 from gemma_convert.convert.commands.options import (
+    LAYOUT_NAMES,
     WriteOptions,
     alpha_option,
     base_option,
+    computed_dtype_option,
     step_option,
     write_options,
 )
@@ -20,9 +22,16 @@ from gemma_convert.convert.commands.options import (
 @click.option(
     "--to",
     required=True,
-    type=click.Choice(["hf", "tunix", "deepmind"]),
-    help="Whose names and axis orders to write.",
+    type=click.Choice(LAYOUT_NAMES),
+    help="Whose names, axis orders and values to write.",
 )
+@click.option(
+    "--from",
+    "layout",
+    type=click.Choice(LAYOUT_NAMES),
+    help="Layout of SOURCE, if its names do not tell it.",
+)
+@computed_dtype_option
 @base_option
 @click.option("--model", help="Public model of a source without a config, such as gemma-4-31b.")
 @alpha_option
@@ -31,6 +40,8 @@ from gemma_convert.convert.commands.options import (
 def command(
     source: Path,
     to: str,
+    layout: str | None,
+    computed_dtype: str | None,
     base: Path | None,
     model: str | None,
     alpha: float | None,
@@ -59,5 +70,7 @@ def command(
         model=model,
         alpha=alpha,
         dtype=from_config(options.dtype) if options.dtype else None,
+        computed_dtype=from_config(computed_dtype) if computed_dtype else None,
+        layout=LAYOUTS[layout] if layout else None,
     )
     execute(job, options, inputs=(source,) if base is None else (source, base))

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import click
 
-from gemma_convert.convert.commands.options import WriteOptions, write_options
+from gemma_convert.convert.commands.options import (
+    LAYOUT_NAMES,
+    WriteOptions,
+    computed_dtype_option,
+    write_options,
+)
 
 
 @click.command("hf-to-orbax")
@@ -14,15 +19,19 @@ from gemma_convert.convert.commands.options import WriteOptions, write_options
 @click.option(
     "--layout",
     required=True,
-    type=click.Choice(["tunix", "deepmind"]),
-    help="Whose names and axis orders to write.",
+    type=click.Choice([name for name in LAYOUT_NAMES if name != "hf"]),
+    help="Whose names, axis orders and values to write.",
 )
+@computed_dtype_option
 @write_options
-def command(directory: Path, layout: str, options: WriteOptions) -> None:
+def command(
+    directory: Path, layout: str, computed_dtype: str | None, options: WriteOptions
+) -> None:
     """Turn a Hugging Face DIRECTORY into an Orbax checkpoint for JAX.
 
     For tunix the output is a checkpoint root whose step 0 holds the item model_params, as Tunix's
-    own CheckpointManager saves it; for deepmind it is a flat tree, as Google publishes them.
+    own CheckpointManager saves it; for deepmind it is a flat tree, as Google publishes them; for
+    maxtext step 0 holds the item items, its layers stacked as for scan_layers=true.
 
     \b
     Example:
@@ -30,10 +39,14 @@ def command(directory: Path, layout: str, options: WriteOptions) -> None:
     """
     from gemma_convert.convert.commands.execute import execute
     from gemma_convert.convert.dtypes import from_config
-    from gemma_convert.convert.jobs import hf_to_orbax
+    from gemma_convert.convert.jobs import convert
     from gemma_convert.convert.layouts import LAYOUTS
     from gemma_convert.convert.readers import open_base
 
-    dtype = from_config(options.dtype) if options.dtype else None
-    job = hf_to_orbax(open_base(directory), layout=LAYOUTS[layout], dtype=dtype)
+    job = convert(
+        open_base(directory),
+        LAYOUTS[layout],
+        dtype=from_config(options.dtype) if options.dtype else None,
+        computed_dtype=from_config(computed_dtype) if computed_dtype else None,
+    )
     execute(job, options, inputs=(directory,))

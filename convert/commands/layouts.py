@@ -18,7 +18,7 @@ def command(model: str | None, as_markdown: bool, as_json: bool, quiet: bool) ->
     Example:
       gemma-convert layouts --model gemma-4-31b
     """
-    from gemma_convert.convert.correspondence import markdown, table
+    from gemma_convert.convert.correspondence import markdown, stacks, table
     from gemma_convert.convert.layouts import LAYOUTS
     from gemma_convert.convert.registry import families, named_model
 
@@ -30,6 +30,8 @@ def command(model: str | None, as_markdown: bool, as_json: bool, quiet: bool) ->
             print_json([dict(zip(header, line, strict=True)) for line in lines])
         else:
             _show(model, header, lines)
+            for line in stacks(named_model(model)):
+                click.echo(line)
     else:
         known = {name: list(family.models) for name, family in families().items()}
         if as_json:

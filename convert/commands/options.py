@@ -79,6 +79,23 @@ def write_options(command: Callable[..., None]) -> Callable[..., None]:
     return with_output
 
 
+LAYOUT_NAMES = (
+    "hf",
+    "tunix",
+    "tunix-head",
+    "deepmind",
+    "deepmind-stacked",
+    "maxtext",
+    "maxtext-unscanned",
+)
+"""The names of ``layouts.LAYOUTS``, here so that ``--help`` need not import them."""
+
+computed_dtype_option = click.option(
+    "--computed-dtype",
+    type=click.Choice(["bfloat16", "float16", "float32"]),
+    help="Stored dtype of tensors whose values the layouts store differently (MaxText's norms, "
+    "embedding, queries); float32 lets them come back exactly. As --dtype if left out.",
+)
 base_option = click.option(
     "--base",
     type=click.Path(path_type=Path),

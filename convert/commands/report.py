@@ -65,6 +65,14 @@ def show_ledger(ledger: Mapping[str, Any], *, as_json: bool) -> None:
         return
     rows = [("model", _model(ledger["model"], ledger["model"]["layers"]))]
     rows += [(action, f"{count} tensors") for action, count in ledger["counts"].items() if count]
+    if computed := ledger.get("computed"):
+        rows.append(
+            (
+                "values",
+                f"{computed['values']} computed in float32; {computed['not_exact']} of them cannot "
+                "come back exactly from the stored dtype",
+            )
+        )
     if adapter:
         rows += _adapter_rows(adapter)
     rows += [

@@ -2,16 +2,20 @@
 
 from gemma_convert.convert.families import common
 from gemma_convert.convert.rows import Family
+from gemma_convert.convert.stacking import Place, Stacking
 
 FAMILY = Family(
     name="gemma1",
     rows=(
-        *common.EMBEDDER,
-        *common.ATTENTION,
+        common.EMBEDDING.holding(maxtext=common.times_root),
+        *common.SCALED_ATTENTION,
         common.OLD_GATE_AND_UP,
         common.DOWN,
-        common.PRE_ATTENTION_NORM,
-        common.norm("post_attention_layernorm", "pre_ffw_norm"),
+        *common.offset(
+            common.FINAL_NORM,
+            common.PRE_ATTENTION_NORM,
+            common.norm("post_attention_layernorm", "pre_ffw_norm", maxtext="pre_ffw_norm"),
+        ),
     ),
     model_types=("gemma",),
     # GemmaConfig of transformers 5.12.1.
@@ -28,6 +32,12 @@ FAMILY = Family(
     },
     unsupported={"attention_bias": "attention biases"},
     nested_prefix="model.language_model.",
+    stacks={
+        "deepmind-stacked": common.BY_POSITION,
+        "maxtext": Stacking(
+            "decoder/layers_{i}/", (Place("decoder/layers/{path}", axes="b"),), axis=1
+        ),
+    },
     models={
         "gemma-2b": {
             "vocab_size": 256000,

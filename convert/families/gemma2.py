@@ -2,6 +2,7 @@
 
 from gemma_convert.convert.families import common
 from gemma_convert.convert.rows import Family, Layer
+from gemma_convert.convert.stacking import Place, Stacking
 
 
 def is_2b(layer: Layer) -> bool:
@@ -12,15 +13,23 @@ def is_2b(layer: Layer) -> bool:
 FAMILY = Family(
     name="gemma2",
     rows=(
-        *common.EMBEDDER,
-        *common.ATTENTION,
+        common.EMBEDDING.holding(maxtext=common.times_root),
+        *common.SCALED_ATTENTION,
         common.GATE_AND_UP.only(lambda layer: not is_2b(layer)),
         common.OLD_GATE_AND_UP.only(is_2b),
         common.DOWN,
-        common.PRE_ATTENTION_NORM,
-        common.norm("post_attention_layernorm", "post_attn_norm", "post_attention_norm"),
-        common.PRE_FFW_NORM,
-        common.POST_FFW_NORM,
+        *common.offset(
+            common.FINAL_NORM,
+            common.PRE_ATTENTION_NORM,
+            common.norm(
+                "post_attention_layernorm",
+                "post_attn_norm",
+                "post_attention_norm",
+                maxtext="post_self_attention_norm",
+            ),
+            common.PRE_FFW_NORM,
+            common.POST_FFW_NORM,
+        ),
     ),
     model_types=("gemma2",),
     # Gemma2Config of transformers 5.12.1.
@@ -32,11 +41,25 @@ FAMILY = Family(
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
         "head_dim": 256,
+        "query_pre_attn_scalar": 256,
         "sliding_window_pattern": 2,
         "tie_word_embeddings": True,
     },
     unsupported={"attention_bias": "attention biases"},
     nested_prefix="model.language_model.",
+    # A layer of MaxText is a local and a global one; the names of the modules tell which.
+    stacks={
+        "deepmind-stacked": common.BY_POSITION,
+        "maxtext": Stacking(
+            "decoder/layers_{i}/",
+            (Place("decoder/layers/{head}_{j}/{tail}", axes="b", words=("local", "global")),),
+            axis=1,
+        ),
+        "maxtext-unscanned": Stacking(
+            "decoder/layers_{i}/",
+            (Place("decoder/layers_{b}/{head}_{j}/{tail}", words=("local", "global")),),
+        ),
+    },
     models={
         "gemma-2-2b": {
             "vocab_size": 256000,
@@ -65,6 +88,7 @@ FAMILY = Family(
             "num_attention_heads": 32,
             "num_key_value_heads": 16,
             "head_dim": 128,
+            "query_pre_attn_scalar": 144,
         },
     },
 )

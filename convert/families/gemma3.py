@@ -4,22 +4,41 @@ RMSNorm multiplies by (1 + w) in transformers, Tunix and DeepMind's library alik
 copied.
 """
 
+from collections.abc import Mapping
+
+import ml_dtypes
+
 from gemma_convert.convert.families import common
-from gemma_convert.convert.rows import Family
+from gemma_convert.convert.rows import Family, Layer
+from gemma_convert.convert.stacking import Place, Stacking
+from gemma_convert.convert.values import Affine
+
+
+def times_rounded_root(layer: Layer, at: Mapping[str, int]) -> Affine:
+    """MaxText takes the root of Gemma 3's hidden size in bfloat16: 50.5 for 2560.
+
+    Source: ``pad_and_scale_embedding`` in MaxText's param_mapping.py, git e591f30; transformers'
+    bfloat16 Gemma 3 multiplies by the same.
+    """
+    return Affine(float(ml_dtypes.bfloat16(layer.sizes["d"] ** 0.5)))
+
 
 FAMILY = Family(
     name="gemma3",
     rows=(
-        *common.EMBEDDER,
+        common.EMBEDDING.holding(maxtext=times_rounded_root),
         *common.ATTENTION,
-        common.QUERY_NORM,
-        common.KEY_NORM,
         common.GATE_AND_UP,
         common.DOWN,
-        common.PRE_ATTENTION_NORM,
-        common.POST_ATTENTION_NORM,
-        common.PRE_FFW_NORM,
-        common.POST_FFW_NORM,
+        *common.offset(
+            common.FINAL_NORM,
+            common.QUERY_NORM,
+            common.KEY_NORM,
+            common.PRE_ATTENTION_NORM,
+            common.POST_ATTENTION_NORM,
+            common.PRE_FFW_NORM,
+            common.POST_FFW_NORM,
+        ),
     ),
     model_types=("gemma3_text", "gemma3"),
     # Gemma3TextConfig of transformers 5.12.1.
@@ -36,6 +55,17 @@ FAMILY = Family(
     },
     unsupported={"attention_bias": "attention biases"},
     nested_prefix="language_model.model.",
+    stacks={
+        "deepmind-stacked": common.BY_POSITION,
+        "maxtext": Stacking(
+            "decoder/layers_{i}/",
+            (
+                Place("decoder/layers/layers_{j}/{path}", axes="b", blocks="whole"),
+                Place("decoder/layers_remainder/layers_{j}/{path}", blocks="rest"),
+            ),
+            axis=1,
+        ),
+    },
     models={
         "gemma-3-270m": {
             "vocab_size": 262144,

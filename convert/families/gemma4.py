@@ -11,6 +11,7 @@
 
 from gemma_convert.convert.families import common
 from gemma_convert.convert.rows import Family, Layer, row
+from gemma_convert.convert.stacking import Place, Stacking
 
 
 def has_value(layer: Layer) -> bool:
@@ -54,6 +55,7 @@ ATTENTION = (
         hf=("layers.{i}.self_attn.k_proj.weight", "(k h) d"),
         tunix=("layers.{i}.attn.k_einsum.w", "k d h"),
         deepmind=("layer_{i}/attn/k_einsum/w", "k d h"),
+        maxtext=("decoder/layers_{i}/self_attention/key/kernel", "d k h"),
     ),
     common.OUTPUT,
     common.QUERY_NORM.spelled(deepmind=("layer_{i}/attn/query_norm/scale", "h")),
@@ -65,6 +67,7 @@ LAYER_SCALAR = row(
     hf=("layers.{i}.layer_scalar", "1"),
     tunix=("layers.{i}.skip_scale", "1"),
     deepmind=("layer_{i}/skip_scale", "1"),
+    maxtext=("decoder/layers_{i}/layer_scalar", "1"),
 )
 
 FEED_FORWARD = (
@@ -76,15 +79,38 @@ FEED_FORWARD = (
 
 # With experts, DeepMind calls the dense MLP mlp2 and the experts mlp. HF numbers the two branches
 # 1 (dense) and 2 (experts) where DeepMind numbers them 2 and 1.
+_SHARED = "decoder/layers_{i}/mlp/moe_block/shared_experts"
+_ROUTED = "decoder/layers_{i}/mlp/moe_block/MoeBlock_0"
+
 EXPERTS = (
-    common.GATE_AND_UP.spelled(deepmind=("layer_{i}/mlp2/gating_einsum", "c f d")).only(is_moe),
-    common.DOWN.spelled(deepmind=("layer_{i}/mlp2/linear", "f d")).only(is_moe),
-    common.norm("pre_feedforward_layernorm", "pre_ffw_norm", "pre_ffw2_norm").only(is_moe),
-    common.norm("post_feedforward_layernorm_1", "dense_post_ffw_norm", "post_ffw2_norm").only(
-        is_moe
+    common.GATE_AND_UP.only(is_moe).spelled(
+        deepmind=("layer_{i}/mlp2/gating_einsum", "c f d"),
+        maxtext=(f"{_SHARED}/{{c:wi_0,wi_1}}/kernel", "d f"),
     ),
-    common.norm("pre_feedforward_layernorm_2", "moe_pre_ffw_norm", "pre_ffw_norm").only(is_moe),
-    common.norm("post_feedforward_layernorm_2", "moe_post_ffw_norm", "post_ffw1_norm").only(is_moe),
+    common.DOWN.only(is_moe).spelled(
+        deepmind=("layer_{i}/mlp2/linear", "f d"), maxtext=(f"{_SHARED}/wo/kernel", "f d")
+    ),
+    common.norm(
+        "pre_feedforward_layernorm", "pre_ffw_norm", "pre_ffw2_norm", maxtext="pre_ffw_norm"
+    ).only(is_moe),
+    common.norm(
+        "post_feedforward_layernorm_1",
+        "dense_post_ffw_norm",
+        "post_ffw2_norm",
+        maxtext="mlp/post_feedforward_layernorm_1",
+    ).only(is_moe),
+    common.norm(
+        "pre_feedforward_layernorm_2",
+        "moe_pre_ffw_norm",
+        "pre_ffw_norm",
+        maxtext="mlp/pre_feedforward_layernorm_2",
+    ).only(is_moe),
+    common.norm(
+        "post_feedforward_layernorm_2",
+        "moe_post_ffw_norm",
+        "post_ffw1_norm",
+        maxtext="mlp/post_feedforward_layernorm_2",
+    ).only(is_moe),
     row(
         "router",
         inputs="d",
@@ -92,6 +118,7 @@ EXPERTS = (
         hf=("layers.{i}.router.proj.weight", "e d"),
         tunix=("layers.{i}.moe.router_logits", "d e"),
         deepmind=("layer_{i}/mlp/router_logits/w", "d e"),
+        maxtext=(f"{_ROUTED}/gate/kernel", "d e"),
     ),
     row(
         "router_scale",
@@ -99,6 +126,7 @@ EXPERTS = (
         hf=("layers.{i}.router.scale", "d"),
         tunix=("layers.{i}.moe.router_scale", "d"),
         deepmind=("layer_{i}/mlp/router_scale", "d"),
+        maxtext=("decoder/layers_{i}/mlp/pre_forward_scale_2", "d"),
     ),
     row(
         "per_expert_scale",
@@ -106,6 +134,7 @@ EXPERTS = (
         hf=("layers.{i}.router.per_expert_scale", "e"),
         tunix=("layers.{i}.moe.per_expert_scale", "e"),
         deepmind=("layer_{i}/mlp/per_expert_scale", "e"),
+        maxtext=(f"{_ROUTED}/per_expert_scale", "e"),
     ),
     row(
         "experts_gate_up",
@@ -113,6 +142,7 @@ EXPERTS = (
         hf=("layers.{i}.experts.gate_up_proj", "e (c m) d"),
         tunix=("layers.{i}.moe.gating_einsum", "e c m d"),
         deepmind=("layer_{i}/mlp/gating_einsum/w", "e c m d"),
+        maxtext=(f"{_ROUTED}/{{c:wi_0,wi_1}}", "e d m"),
     ),
     row(
         "experts_down",
@@ -120,8 +150,11 @@ EXPERTS = (
         hf=("layers.{i}.experts.down_proj", "e d m"),
         tunix=("layers.{i}.moe.linear", "e m d"),
         deepmind=("layer_{i}/mlp/linear/w", "e m d"),
+        maxtext=(f"{_ROUTED}/wo", "e m d"),
     ),
 )
+
+_PER_LAYER = "decoder/per_layer_embedder"
 
 PER_LAYER_EMBEDDINGS = (
     row(
@@ -129,7 +162,9 @@ PER_LAYER_EMBEDDINGS = (
         where=has_ple,
         hf=("embed_tokens_per_layer.weight", "w (l p)"),
         tunix=("embedder.per_layer_input_embedding", "w l p"),
+        tunix_head=("embedder.per_layer_input_embedding", "w (l p)"),
         deepmind=("embedder/per_layer_embeddings", "w l p"),
+        maxtext=(f"{_PER_LAYER}/embed_tokens_per_layer", "w (l p)"),
     ),
     row(
         "per_layer_model_projection",
@@ -137,7 +172,9 @@ PER_LAYER_EMBEDDINGS = (
         where=has_ple,
         hf=("per_layer_model_projection.weight", "(l p) d"),
         tunix=("embedder.per_layer_model_projection.w", "d l p"),
+        tunix_head=("embedder.per_layer_model_projection.w", "d (l p)"),
         deepmind=("embedder/per_layer_model_projection/w", "d l p"),
+        maxtext=(f"{_PER_LAYER}/per_layer_model_projection/kernel", "d (l p)"),
     ),
     row(
         "per_layer_projection_norm",
@@ -145,6 +182,7 @@ PER_LAYER_EMBEDDINGS = (
         hf=("per_layer_projection_norm.weight", "p"),
         tunix=("embedder.per_layer_projection_norm.scale", "p"),
         deepmind=("embedder/per_layer_projection_norm/scale", "p"),
+        maxtext=(f"{_PER_LAYER}/per_layer_projection_norm/scale", "p"),
     ),
     row(
         "per_layer_input_gate",
@@ -153,6 +191,7 @@ PER_LAYER_EMBEDDINGS = (
         hf=("layers.{i}.per_layer_input_gate.weight", "p d"),
         tunix=("layers.{i}.per_layer_input_gate.w", "d p"),
         deepmind=("layer_{i}/per_layer_input_gate/w", "d p"),
+        maxtext=("decoder/layers_{i}/per_layer_input_gate/kernel", "d p"),
     ),
     row(
         "per_layer_projection",
@@ -161,8 +200,40 @@ PER_LAYER_EMBEDDINGS = (
         hf=("layers.{i}.per_layer_projection.weight", "d p"),
         tunix=("layers.{i}.per_layer_projection.w", "p d"),
         deepmind=("layer_{i}/per_layer_projection/w", "p d"),
+        maxtext=("decoder/layers_{i}/per_layer_projection/kernel", "p d"),
     ),
-    common.norm("post_per_layer_input_norm", "post_per_layer_input_norm").only(has_ple),
+    common.norm(
+        "post_per_layer_input_norm",
+        "post_per_layer_input_norm",
+        maxtext="post_per_layer_input_norm",
+    ).only(has_ple),
+)
+
+
+def scan_refusal(layer: Layer) -> str:
+    """MaxText's decoder for E2B and E4B has no scan."""
+    return "MaxText does not scan models with per-layer embeddings" if layer.has_ple else ""
+
+
+SCANNED = Stacking(
+    "decoder/layers_{i}/",
+    (
+        Place(
+            "decoder/scanned_blocks/local_layers/{path}",
+            axes="bj",
+            blocks="whole",
+            positions="inner",
+        ),
+        Place(
+            "decoder/scanned_blocks/global_layer/{path}",
+            axes="b",
+            blocks="whole",
+            positions="last",
+        ),
+        Place("decoder/layers_remainder/layers_{j}/{path}", blocks="rest"),
+    ),
+    axis=1,
+    refusal=scan_refusal,
 )
 
 _LARGE = {"vocab_size": 262144, "head_dim": 256, "global_head_dim": 512}
@@ -177,7 +248,8 @@ _SMALL = {
 FAMILY = Family(
     name="gemma4",
     rows=(
-        *common.EMBEDDER,
+        common.EMBEDDING.holding(maxtext=common.times_root),
+        common.FINAL_NORM,
         *ATTENTION,
         common.PRE_ATTENTION_NORM,
         common.POST_ATTENTION_NORM,
@@ -211,6 +283,7 @@ FAMILY = Family(
     },
     unsupported={"attention_bias": "attention biases"},
     nested_prefix="model.language_model.",
+    stacks={"deepmind-stacked": common.BY_POSITION, "maxtext": SCANNED},
     models={
         "gemma-4-31b": {
             **_DENSE,

@@ -39,9 +39,18 @@ def _flat_keys(name: str) -> tuple[str, ...]:
     return (path, leaf)
 
 
+def _nested_keys(name: str) -> tuple[str, ...]:
+    """``params/params/decoder/decoder_norm/scale``: one key a word, as flax's linen has them."""
+    return tuple(name.split("/"))
+
+
 FORMS: Mapping[str, TreeForm] = {
     "tunix": TreeForm(_nnx_keys, "model_params"),
+    "tunix-head": TreeForm(_nnx_keys, "model_params"),
     "deepmind": TreeForm(_flat_keys, None),
+    "deepmind-stacked": TreeForm(_flat_keys, None),
+    "maxtext": TreeForm(_nested_keys, "items"),
+    "maxtext-unscanned": TreeForm(_nested_keys, "items"),
 }
 """Layout name to the form in which it is written."""
 

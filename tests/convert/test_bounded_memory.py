@@ -11,6 +11,7 @@ from gemma_convert.convert.layouts import HF, TUNIX, Spelling
 from gemma_convert.convert.model import Parameter
 from gemma_convert.convert.registry import families
 from gemma_convert.convert.relayout import Part, Relaid
+from gemma_convert.convert.rows import Layer
 from gemma_convert.convert.tensor import BLOCK_BYTES, Array, Box, Tensor, extent
 from gemma_convert.convert.writers.safetensors import shard, verify_shard, write_shard
 from gemma_convert.surgery.adapter import Pair
@@ -36,7 +37,9 @@ class Watched(Tensor):
 
 def down_projection() -> Parameter:
     row = next(row for row in families()["gemma3"].rows if row.name == "down")
-    return Parameter(row, 0, {"d": ROWS, "f": COLUMNS})
+    sizes = {"d": ROWS, "f": COLUMNS}
+    layer = Layer(0, False, False, False, False, False, 1.0, sizes)
+    return Parameter(row, 0, layer, sizes)
 
 
 def test_copying_writing_and_verifying(tmp_path: Path) -> None:
@@ -67,8 +70,8 @@ def test_merging(tmp_path: Path) -> None:
     factors = Pair(Watched(COLUMNS, RANK), Watched(RANK, ROWS))
     parameter = down_projection()
     spellings = Spelling(TUNIX, ""), Spelling(HF, "")
-    cells = [parameter.row.cells[spelling.layout.name].pattern for spelling in spellings]
-    delta = LowRank(parameter, "tunix", factors, 1.0)
+    cells = [parameter.row.cell(spelling.layout).pattern for spelling in spellings]
+    delta = LowRank(parameter, TUNIX, factors, 1.0)
     relaid = Relaid([Part(delta, {})], cells[0], cells[1], {}, parameter.sizes)
     merged = Merged(weight, (relaid,), BFLOAT16)
     write_shard(tmp_path, shard({"w": merged})[0], lambda _: None)

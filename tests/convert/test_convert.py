@@ -274,7 +274,7 @@ def test_the_command_notes_what_it_fills(
         (["--to", "deepmind"], 1, "no config.json; give the base model's Hugging Face directory"),
         (["--to", "deepmind", "--model", "x"], 1, "no public model 'x' is known"),
         (["--to", "hf", "--model", "gemma-3-1b"], 1, "no config.json"),
-        (["--to", "maxtext"], 2, "is not one of 'hf', 'tunix', 'deepmind'"),
+        (["--to", "maxtext"], 2, "is not one of 'hf', 'tunix', 'tunix-head'"),
         ([], 2, "Missing option '--to'"),
     ],
 )

@@ -17,17 +17,17 @@ def test_the_document_is_what_the_rows_say() -> None:
 
 
 def test_a_table_tells_which_layers_have_a_parameter() -> None:
-    layers = {row.name: where for row, where in model_rows(named_model("gemma-4-e2b"))}
+    layers = {p.row.name: where for p, where in model_rows(named_model("gemma-4-e2b"))}
     assert layers["kv"] == "all"
     assert layers["embedding"] == ""
-    layers = {row.name: where for row, where in model_rows(named_model("gemma-4-12b"))}
+    layers = {p.row.name: where for p, where in model_rows(named_model("gemma-4-12b"))}
     assert layers["k"] == "5, 11, 17, 23, 29, 35, 41, 47"
     assert layers["kv"].startswith("0-4, 6-10, ")
 
 
 def test_a_table_has_a_column_a_layout() -> None:
     header, lines = table(named_model("gemma-3-1b"))
-    assert header[2:] == ["hf", "tunix", "deepmind"]
+    assert header[2:] == ["hf", "tunix", "deepmind", "maxtext"]
     kv = next(line for line in lines if line[0] == "kv")
     assert kv[2] == "layers.{i}.self_attn.{s:k_proj,v_proj}.weight: (k h) d"
     assert kv[3] == "layers.{i}.attn.kv_einsum.w: s k d h"

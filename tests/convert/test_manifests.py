@@ -105,9 +105,9 @@ def made(layout: str, name: str) -> Shapes:
     model = model.with_vocabulary(vocabulary(model, LAYOUTS[layout]))
     prefix = prefix_of(name) if layout == "hf" else ""
     return {
-        prefix + short: parameter.row.cells[layout].pattern.shape(parameter.sizes)
+        prefix + short: parameter.row.cell(LAYOUTS[layout]).pattern.shape(parameter.sizes)
         for parameter in model.parameters()
-        for short, _ in parameter.parts(layout)
+        for short, _ in parameter.parts(LAYOUTS[layout])
     }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gemma_convert.convert.errors import ConfigError
+from gemma_convert.convert.layouts import HF, LAYOUTS, TUNIX
 from gemma_convert.convert.model import Model, read_model, text_config
 from gemma_convert.convert.registry import families
 from tests.checkpoints import CONFIGS, GEMMA3
@@ -241,7 +242,7 @@ def test_experts() -> None:
     assert row_names(read(GEMMA4)) <= row_names(model)
     shapes = {
         layout: {
-            p.row.name: p.row.cells[layout].pattern.shape(p.sizes)
+            p.row.name: p.row.cell(LAYOUTS[layout]).pattern.shape(p.sizes)
             for p in model.parameters()
             if p.row.name in ("router", "experts_gate_up", "experts_down")
         }
@@ -307,8 +308,8 @@ def test_parameters_name_themselves() -> None:
     named = {str(parameter): parameter for parameter in model.parameters()}
     assert {"embedding", "final_norm", "kv of layer 0", "k of layer 2"} <= named.keys()
     assert "kv of layer 2" not in named
-    assert named["kv of layer 1"].parts("hf") == [
+    assert named["kv of layer 1"].parts(HF) == [
         ("layers.1.self_attn.k_proj.weight", {"s": 0}),
         ("layers.1.self_attn.v_proj.weight", {"s": 1}),
     ]
-    assert named["kv of layer 1"].parts("tunix") == [("layers.1.attn.kv_einsum.w", {})]
+    assert named["kv of layer 1"].parts(TUNIX) == [("layers.1.attn.kv_einsum.w", {})]

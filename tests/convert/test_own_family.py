@@ -27,7 +27,7 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     def forget() -> None:
         registry.families.cache_clear()
-        registry._all_cells.cache_clear()
+        registry._ranks_in.cache_clear()
 
     def enter(loaded: object) -> None:
         entry = SimpleNamespace(name="llama3", value="llama:FAMILY", load=lambda: loaded)

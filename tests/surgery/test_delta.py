@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from gemma_convert.convert.layouts import TUNIX
 from gemma_convert.convert.model import Parameter, read_model
 from gemma_convert.convert.registry import families
 from gemma_convert.convert.tensor import Array, ArrayTensor, blocks, slices, whole
@@ -37,14 +38,14 @@ MODULES = [
 
 def low_rank(family: str, name: str, factors: dict[str, Array]) -> LowRank:
     pair = Pair(*(ArrayTensor(factors[f"{name}_lora_{side}"]) for side in "ab"))
-    return LowRank(parameter(family, name), "tunix", pair, SCALE)
+    return LowRank(parameter(family, name), TUNIX, pair, SCALE)
 
 
 def parameter(family: str, name: str) -> Parameter:
     found = [
         parameter
         for parameter in read_model(MODELS[family], families()).parameters()
-        for short, _ in parameter.parts("tunix")
+        for short, _ in parameter.parts(TUNIX)
         if short == name
     ]
     assert len(found) == 1
@@ -100,9 +101,9 @@ def test_key_and_value_take_their_own_half_of_b() -> None:
     found = [
         p
         for p in read_model(config, families()).parameters()
-        if p.parts("tunix")[0][0] == "layers.0.attn.kv_einsum.w"
+        if p.parts(TUNIX)[0][0] == "layers.0.attn.kv_einsum.w"
     ]
-    delta = LowRank(found[0], "tunix", Pair(ArrayTensor(a), ArrayTensor(b)), 4.0 / 2).numpy()
+    delta = LowRank(found[0], TUNIX, Pair(ArrayTensor(a), ArrayTensor(b)), 4.0 / 2).numpy()
     for half in (0, 1):
         expected = 2 * (a @ b[:, half].reshape(2, 6)).T
         assert np.array_equal(delta[half].transpose(0, 2, 1).reshape(6, 5), expected)

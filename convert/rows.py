@@ -23,6 +23,7 @@ from gemma_convert.convert import pattern as patterns
 from gemma_convert.convert import template as templates
 from gemma_convert.convert.errors import LayoutError
 from gemma_convert.convert.pattern import Pattern
+from gemma_convert.convert.presets.preset import Preset
 from gemma_convert.convert.template import Template
 
 
@@ -167,6 +168,7 @@ class Family:
         unsupported: Config keys whose truth means parameters that these rows do not have, each
             with what it is.
         models: Named sizes: the text config's keys that tell them apart.
+        presets: The whole configs of named models; a name may have sizes alone.
         own_defaults: What some of the model_types assume otherwise than ``defaults`` says.
     """
 
@@ -178,3 +180,4 @@ class Family:
     nested_prefix: str
     models: Mapping[str, Mapping[str, Any]]
     own_defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    presets: Mapping[str, Preset] = field(default_factory=dict)

@@ -1,6 +1,7 @@
 """Gemma 2: 2b, 9b and 27b. Tunix shortens the name of the norm behind attention."""
 
 from gemma_convert.convert.families import common
+from gemma_convert.convert.presets.gemma2 import PRESETS
 from gemma_convert.convert.rows import Family, Layer
 
 
@@ -37,34 +38,6 @@ FAMILY = Family(
     },
     unsupported={"attention_bias": "attention biases"},
     nested_prefix="model.language_model.",
-    models={
-        "gemma-2-2b": {
-            "vocab_size": 256000,
-            "hidden_size": 2304,
-            "intermediate_size": 9216,
-            "num_hidden_layers": 26,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-        },
-        # Tunix 0.1.7 says 28672 for the feed-forward size; the checkpoint has half of that.
-        "gemma-2-9b": {
-            "vocab_size": 256000,
-            "hidden_size": 3584,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 42,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 8,
-            "head_dim": 256,
-        },
-        "gemma-2-27b": {
-            "vocab_size": 256000,
-            "hidden_size": 4608,
-            "intermediate_size": 36864,
-            "num_hidden_layers": 46,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 16,
-            "head_dim": 128,
-        },
-    },
+    models={name: preset.sizes for name, preset in PRESETS.items()},
+    presets=PRESETS,
 )

@@ -5,6 +5,7 @@ copied.
 """
 
 from gemma_convert.convert.families import common
+from gemma_convert.convert.presets.gemma3 import PRESETS
 from gemma_convert.convert.rows import Family
 
 FAMILY = Family(
@@ -36,51 +37,6 @@ FAMILY = Family(
     },
     unsupported={"attention_bias": "attention biases"},
     nested_prefix="language_model.model.",
-    models={
-        "gemma-3-270m": {
-            "vocab_size": 262144,
-            "hidden_size": 640,
-            "intermediate_size": 2048,
-            "num_hidden_layers": 18,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 1,
-            "head_dim": 256,
-        },
-        "gemma-3-1b": {
-            "vocab_size": 262144,
-            "hidden_size": 1152,
-            "intermediate_size": 6912,
-            "num_hidden_layers": 26,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 1,
-            "head_dim": 256,
-        },
-        "gemma-3-4b": {
-            "vocab_size": 262208,
-            "hidden_size": 2560,
-            "intermediate_size": 10240,
-            "num_hidden_layers": 34,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-        },
-        "gemma-3-12b": {
-            "vocab_size": 262208,
-            "hidden_size": 3840,
-            "intermediate_size": 15360,
-            "num_hidden_layers": 48,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 8,
-            "head_dim": 256,
-        },
-        "gemma-3-27b": {
-            "vocab_size": 262208,
-            "hidden_size": 5376,
-            "intermediate_size": 21504,
-            "num_hidden_layers": 62,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 16,
-            "head_dim": 128,
-        },
-    },
+    models={name: preset.sizes for name, preset in PRESETS.items()},
+    presets=PRESETS,
 )

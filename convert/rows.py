@@ -164,7 +164,9 @@ class Family:
         name: ``gemma3``, ``gemma4``, ...
         rows: Its parameters.
         model_types: The ``model_type`` values of config.json that mean this family.
-        defaults: Values of config keys that transformers assumes when config.json leaves them out.
+        defaults: Values of config keys that transformers assumes when config.json leaves them out;
+            RoPE's in the form that the family reads, and ``layers_per_global`` where no key of
+            config.json tells the period of global layers.
         unsupported: Config keys whose truth means parameters that these rows do not have, each
             with what it is.
         models: Named sizes: the text config's keys that tell them apart.

@@ -33,6 +33,8 @@ FAMILY = Family(
         "num_key_value_heads": 4,
         "head_dim": 256,
         "sliding_window_pattern": 6,
+        "rope_theta": 1000000.0,
+        "rope_local_base_freq": 10000.0,
         "tie_word_embeddings": True,
     },
     unsupported={"attention_bias": "attention biases"},

@@ -192,7 +192,15 @@ FAMILY = Family(
         "vocab_size_per_layer_input": 262144,
         "hidden_size_per_layer_input": 256,
         "num_kv_shared_layers": 0,
-        "sliding_window_pattern": 6,
+        "layers_per_global": 6,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": 1000000.0,
+                "partial_rotary_factor": 0.25,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
         "last_layer_is_global": True,
         "tie_word_embeddings": True,
     },

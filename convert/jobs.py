@@ -15,8 +15,9 @@ import numpy as np
 from gemma_convert.convert import dtypes
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import AdapterError, ConfigError, InputError, LayoutError
+from gemma_convert.convert.hf_form import Form, base_form, preset_form, respelled
 from gemma_convert.convert.layouts import HF, TUNIX, Layout, Spelling
-from gemma_convert.convert.model import Model, read_model, text_config
+from gemma_convert.convert.model import Model, read_model
 from gemma_convert.convert.parts import Parts, take_apart
 from gemma_convert.convert.plan import Plan, make_plan, reached
 from gemma_convert.convert.registry import families, named_model
@@ -64,7 +65,8 @@ def convert(
         to: The layout to write.
         base: HF directory that gives config and side files, the towers and, where ``source`` has
             no weights of its own, the weights. An HF source is its own base.
-        model: Name of a public model, where neither base nor source has a config.json.
+        model: Name of a public model, where neither base nor source has a config.json. An HF
+            output then gets one from what is known of that model, and no tokenizer.
         alpha: LoRA alpha, where the source's metadata does not say it.
         dtype: Stored dtype; as in the source if None.
 
@@ -72,7 +74,7 @@ def convert(
         GemmaConvertError: If the inputs do not fit together; see the steps.
     """
     reference = base if base is not None else source
-    dims = _model(reference, model, to)
+    dims = _model(reference, model)
     own = take_apart(source, dims)
     other = _base_parts(base, dims) if base is not None else None
     donor = own if own.text else other
@@ -87,7 +89,9 @@ def convert(
             f"{source.source}: {next(iter(own.text))}: {base.source} has a tensor of that name too",
             "leave --base out: a Hugging Face directory is its own base",
         )
-    spelling = _target_spelling(to, reference, dims, other or own)
+    towers = _hf_towers(other or own) if to is HF else {}
+    form = _form(reference, dims, other or own, towers) if to is HF else None
+    spelling = Spelling(to, form.prefix if form is not None else to.default_prefix)
     for parts in (own, other):
         if parts is not None:
             _require_plain_weights(parts)
@@ -99,14 +103,15 @@ def convert(
     adapter = _adapter(source, own.pairs, alpha)
     if adapter is not None:
         target = merge(target, [adapter], dims, spelling, dtype)
-    towers = (other or own).towers if to is HF else {}
-    if to is HF:
-        _require_whole(reference, dims, towers, donor is own)
+    if form is not None:
+        _require_whole(reference.source, form.config, dims, towers, donor is own)
+        towers = _respelled(towers, other or own, form.prefix)
     tensors = _in_order({**target.tensors, **towers}, reference)
     target = target.replace(
         tensors={name: _stored(tensor, dtype) for name, tensor in tensors.items()},
-        config=reference.config,
+        config=form.config if form is not None else reference.config,
         files=reference.files,
+        notes=target.notes + (form.notes if form is not None else ()),
     )
     return Job(_plan(target, source, own, base, other), to, dims, adapter)
 
@@ -148,7 +153,7 @@ def hf_to_orbax(base: Checkpoint, *, layout: Layout = TUNIX, dtype: DType | None
     return convert(base, layout, dtype=dtype)
 
 
-def _model(reference: Checkpoint, name: str | None, to: Layout) -> Model:
+def _model(reference: Checkpoint, name: str | None) -> Model:
     """The dimensions: by config.json, else those of a named public model."""
     if reference.config:
         model = read_model(reference.config, families())
@@ -158,11 +163,11 @@ def _model(reference: Checkpoint, name: str | None, to: Layout) -> Model:
                 "leave --model out to go by config.json",
             )
         return model
-    if name is None or to is HF:
+    if name is None:
         raise InputError(
             f"{reference.source}: no config.json",
-            "give the base model's Hugging Face directory with --base"
-            + ("" if to is HF else ", or name the model with --model"),
+            "give the base model's Hugging Face directory with --base, or name the model with "
+            "--model",
         )
     return named_model(name)
 
@@ -177,14 +182,30 @@ def _base_parts(base: Checkpoint, model: Model) -> Parts:
     return parts
 
 
-def _target_spelling(to: Layout, reference: Checkpoint, model: Model, parts: Parts) -> Spelling:
-    """As the reference spells its tensors; without any, as the Hub does for such a config."""
-    if to is not HF:
-        return Spelling(to, to.default_prefix)
-    if parts.spelling is not None and parts.spelling.layout is HF:
-        return parts.spelling
-    nested = text_config(reference.config) is not reference.config
-    return Spelling(HF, model.family.nested_prefix if nested else HF.default_prefix)
+def _hf_towers(parts: Parts) -> Mapping[str, Tensor]:
+    """The towers, where they have the names of Hugging Face."""
+    is_hf = parts.spelling is not None and parts.spelling.layout is HF
+    return parts.towers if is_hf else {}
+
+
+def _form(reference: Checkpoint, model: Model, parts: Parts, towers: Mapping[str, Tensor]) -> Form:
+    """Config and names of a Hugging Face output: as the reference has them, else the Hub."""
+    if reference.config:
+        is_hf = parts.spelling is not None and parts.spelling.layout is HF
+        found = parts.spelling.prefix if parts.spelling is not None and is_hf else None
+        return base_form(reference.config, model.family, found, towers, reference.source)
+    preset = model.family.presets.get(model.name or "")
+    if preset is None or model.name is None:
+        raise ConfigError(
+            f"{reference.source}: no config.json, and none is known for {model.name}",
+            "give the base model's Hugging Face directory with --base",
+        )
+    return preset_form(preset, model.name, model.family, multimodal=bool(towers))
+
+
+def _respelled(towers: Mapping[str, Tensor], parts: Parts, prefix: str) -> dict[str, Tensor]:
+    found = parts.spelling.prefix if parts.spelling is not None else prefix
+    return {respelled(name, found, prefix): tensor for name, tensor in towers.items()}
 
 
 def _base_embedding(parts: Parts | None, model: Model) -> Tensor | None:
@@ -247,21 +268,24 @@ def _require_plain_weights(parts: Parts) -> None:
 
 
 def _require_whole(
-    reference: Checkpoint, model: Model, towers: Mapping[str, Tensor], own_weights: bool
+    where: str,
+    config: Mapping[str, Any],
+    model: Model,
+    towers: Mapping[str, Tensor],
+    own_weights: bool,
 ) -> None:
     """Refuse a Hugging Face output that lacks what its config.json announces."""
     for kind in ("vision", "audio"):
-        announced = isinstance(reference.config.get(f"{kind}_config"), Mapping)
+        announced = isinstance(config.get(f"{kind}_config"), Mapping)
         if own_weights and announced and not any(kind in name for name in towers):
             raise ConfigError(
-                f"{reference.source}: config.json has {kind}_config, but no such weights are "
+                f"{where}: config.json has {kind}_config, but no such weights are "
                 "there: the output would load with random ones",
                 "give a base with its weights, or a text-only config.json",
             )
     if not model.tied and not any(name.endswith("lm_head.weight") for name in towers):
         raise ConfigError(
-            f"{reference.source}: config.json: tie_word_embeddings is false, but there is no "
-            "lm_head.weight",
+            f"{where}: config.json: tie_word_embeddings is false, but there is no lm_head.weight",
             "set it to true if the model's head is its embedding",
         )
 

@@ -59,7 +59,7 @@ def read_rope(text: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str,
     parameters = _mapping(values, "rope_parameters")
     scaling = _mapping(values, "rope_scaling")
     nested = bool({"rope_local_base_freq", "rope_parameters"} & defaults.keys())
-    if parameters and nested != (parameters.keys() <= set(LAYER_TYPES)):
+    if parameters and nested != any(kind in parameters for kind in LAYER_TYPES):
         expected = " and ".join(LAYER_TYPES) if nested else "rope_type, rope_theta, ..."
         raise ConfigError(
             f"config.json: rope_parameters has {', '.join(parameters)}, expected {expected}",

@@ -183,3 +183,9 @@ class Family:
     models: Mapping[str, Mapping[str, Any]]
     own_defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     presets: Mapping[str, Preset] = field(default_factory=dict)
+
+    def config(self, name: str) -> dict[str, Any]:
+        """The text config of the public model ``name``, or of its sizes alone."""
+        if name in self.presets:
+            return self.presets[name].config
+        return {"model_type": self.model_types[0], **self.models[name]}

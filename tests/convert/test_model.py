@@ -81,7 +81,7 @@ def test_a_period_of_its_own() -> None:
 def test_a_period_counts_where_transformers_reads_one(
     model_type: str, key: str, listed: bool
 ) -> None:
-    """Gemma 3 reads ``sliding_window_pattern``, unless layers are listed; no other key, no other."""
+    """Gemma 3 reads ``sliding_window_pattern`` where no layers are listed; nothing else does."""
     from transformers import AutoConfig
 
     config: dict[str, Any] = {"num_hidden_layers": 8, key: 3}

@@ -11,11 +11,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import ConfigError
 from gemma_convert.convert.layouts import HF
-from gemma_convert.convert.model import text_config
+from gemma_convert.convert.model import Model, text_config
+from gemma_convert.convert.parts import Parts
 from gemma_convert.convert.presets.preset import Preset, hub_config
 from gemma_convert.convert.rows import Family
+from gemma_convert.convert.tensor import Tensor
 
 HEAD = "lm_head.weight"
 _IN_MEMORY = "model.language_model."  # read by every class with towers since transformers 4.52
@@ -24,71 +27,49 @@ _TOWERS = ("vision", "audio", "multi_modal_projector")
 
 @dataclass(frozen=True)
 class Form:
-    """What is written beside the weights, and how they are named.
+    """What is written beside the text model, and how that is named.
 
     Attributes:
         config: config.json.
         prefix: What stands before the names of the text model.
-        notes: What was changed, for the user.
+        others: The other tensors, towers and a head of its own, under the names that go with it.
+        notes: What a user should know of it.
     """
 
     config: Mapping[str, Any]
     prefix: str
-    notes: tuple[str, ...] = ()
+    others: Mapping[str, Tensor]
+    notes: tuple[str, ...]
 
 
-def preset_form(preset: Preset, name: str, family: Family, *, multimodal: bool) -> Form:
-    """The form of a directory that is made without a base.
+def form_of(reference: Checkpoint, model: Model, parts: Parts) -> Form:
+    """The form of an output whose config and towers come from ``reference``.
 
-    Args:
-        preset: The public model.
-        name: Its name, for the note.
-        family: Its family.
-        multimodal: Whether the weights have towers.
-    """
-    config = hub_config(preset, multimodal=multimodal)
-    note = (
-        f"config.json is made from what is known of {name}; tokenizer, chat template and "
-        "generation settings are not: give a directory that has them with --base"
-    )
-    return Form(config, family.nested_prefix if _nested(config) else HF.default_prefix, (note,))
-
-
-def base_form(
-    config: Mapping[str, Any], family: Family, found: str | None, towers: Iterable[str], where: str
-) -> Form:
-    """The form of a directory made from a base: the base's own, where that agrees with itself.
-
-    Its weights and the nesting of its config decide; class, model_type and prefix follow.
+    With a config.json it is the reference's own, where that agrees with itself; else weights and
+    nesting decide, and class, model_type and prefix follow. Without one it is the Hub's for that
+    public model.
 
     Args:
-        config: The base's config.json.
-        family: Its family.
-        found: Prefix of the base's text tensors; None if it has none.
-        towers: Names of its other tensors.
-        where: The base, for messages.
+        reference: The base, or a source that is its own.
+        model: The dimensions.
+        parts: What ``reference`` holds.
 
     Raises:
-        ConfigError: If there are towers beside the config of a text model.
+        ConfigError: If there are towers beside a text model's config, or no config is known.
     """
-    kind = _kind(config, family)
-    nested = _nested(config)
-    if kind is None or (nested and not kind.wrapper):
-        usual = family.nested_prefix if nested else HF.default_prefix
-        return Form(config, found or usual)
-    tower = next((name for name in towers if any(word in name for word in _TOWERS)), None)
-    if tower is not None and not nested:
-        raise ConfigError(
-            f"{where}: config.json is that of a text model ({config.get('model_type')}), but "
-            f"{tower} is there",
-            "give the config.json of the whole model, or leave such tensors out",
-        )
-    settled, notes = _settled(config, kind, nested)
-    fitting = (family.nested_prefix, _IN_MEMORY) if nested else (HF.default_prefix,)
-    if found is None or found in fitting:
-        return Form(settled, found or fitting[0], notes)
-    note = f"names begin with {fitting[0]} instead of {found}, as config.json asks for"
-    return Form(settled, fitting[0], (*notes, note))
+    is_hf = parts.spelling is not None and parts.spelling.layout is HF
+    found = parts.spelling.prefix if parts.spelling is not None and is_hf else None
+    others = parts.towers if is_hf else {}
+    if reference.config:
+        config, notes = _base_config(reference, model.family, others)
+        prefix = _fitting_prefix(config, model.family, found)
+    else:
+        config, notes = _known_config(reference.source, model, others)
+        prefix = model.family.nested_prefix if _nested(config) else HF.default_prefix
+    if found not in (None, prefix):
+        notes += (f"names begin with {prefix} instead of {found}, as config.json asks for",)
+    renamed = {respelled(name, found or prefix, prefix): t for name, t in others.items()}
+    return Form(config, prefix, renamed, notes)
 
 
 def respelled(name: str, found: str, prefix: str) -> str:
@@ -101,8 +82,62 @@ def respelled(name: str, found: str, prefix: str) -> str:
     return f"model.{short}" if prefix == _IN_MEMORY else short
 
 
-def _nested(config: Mapping[str, Any]) -> bool:
-    return text_config(config) is not config
+def _known_config(
+    where: str, model: Model, others: Iterable[str]
+) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """What is known of a public model; towers ask for the class that has them."""
+    preset, tower = model.family.presets.get(model.name or ""), _tower(others)
+    if preset is None:
+        raise ConfigError(
+            f"{where}: no config.json, and none is known for {model.name}",
+            "give the base model's Hugging Face directory with --base",
+        )
+    if tower is not None and not preset.wrapper:
+        raise ConfigError(
+            f"{where}: {tower} is there, but {model.name} is a text model",
+            "name another one with --model",
+        )
+    note = (
+        f"config.json is made from what is known of {model.name}; tokenizer, chat template and "
+        "generation settings are not: give a directory that has them with --base"
+    )
+    return hub_config(preset, multimodal=tower is not None), (note,)
+
+
+def _base_config(
+    reference: Checkpoint, family: Family, others: Iterable[str]
+) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """The reference's config.json, without a model_type or class of the other nesting."""
+    config = reference.config
+    kind, nested, tower = _kind(config, family), _nested(config), _tower(others)
+    if kind is None or (nested and not kind.wrapper):
+        return config, ()  # of somebody else's class
+    if tower is not None and not nested:
+        raise ConfigError(
+            f"{reference.source}: config.json is that of a text model "
+            f"({config.get('model_type')}), but {tower} is there",
+            "give the config.json of the whole model, or leave such tensors out",
+        )
+    alone = {"model_type": kind.text["model_type"], "architectures": [kind.text_class]}
+    whole = {key: kind.wrapper.get(key) for key in alone}
+    right, wrong = (whole, alone) if nested else (alone, whole)
+    changes = {key: right[key] for key in alone if config.get(key) == wrong[key] is not None}
+    how = "nested" if nested else "at the top level"
+    notes = tuple(
+        f"config.json: {key} is {_text(value)} instead of {_text(config[key])}, as the text model "
+        f"stands {how}"
+        for key, value in changes.items()
+    )
+    return {**config, **changes}, notes
+
+
+def _fitting_prefix(config: Mapping[str, Any], family: Family, found: str | None) -> str:
+    """``found`` if the class of ``config`` reads names that begin so; else what the Hub has."""
+    nested, kind = _nested(config), _kind(config, family)
+    usual = family.nested_prefix if nested else HF.default_prefix
+    known = kind is not None and (bool(kind.wrapper) or not nested)
+    fits = {usual, _IN_MEMORY} if nested else {usual}
+    return found if found is not None and (found in fits or not known) else usual
 
 
 def _kind(config: Mapping[str, Any], family: Family) -> Preset | None:
@@ -116,21 +151,13 @@ def _kind(config: Mapping[str, Any], family: Family) -> Preset | None:
     return max(same, key=lambda preset: bool(preset.wrapper), default=None)
 
 
-def _settled(
-    config: Mapping[str, Any], kind: Preset, nested: bool
-) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """``config`` without a model_type or class that belongs to the other nesting."""
-    alone = {"model_type": kind.text["model_type"], "architectures": [kind.text_class]}
-    whole = {key: kind.wrapper.get(key) for key in alone}
-    right, wrong = (whole, alone) if nested else (alone, whole)
-    changes = {key: right[key] for key in alone if config.get(key) == wrong[key] is not None}
-    how = "nested" if nested else "at the top level"
-    notes = tuple(
-        f"config.json: {key} is {_text(value)} instead of {_text(config[key])}, as the text model "
-        f"stands {how}"
-        for key, value in changes.items()
-    )
-    return {**config, **changes}, notes
+def _tower(names: Iterable[str]) -> str | None:
+    """The first of ``names`` that is a tower's; a head of its own is none."""
+    return next((name for name in names if any(word in name for word in _TOWERS)), None)
+
+
+def _nested(config: Mapping[str, Any]) -> bool:
+    return text_config(config) is not config
 
 
 def _text(value: Any) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from gemma_convert.convert import dtypes
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import AdapterError, ConfigError, InputError, LayoutError
-from gemma_convert.convert.hf_form import Form, base_form, preset_form, respelled
+from gemma_convert.convert.hf_form import HEAD, Form, form_of
 from gemma_convert.convert.layouts import HF, TUNIX, Layout, Spelling
 from gemma_convert.convert.model import Model, read_model
 from gemma_convert.convert.parts import Parts, take_apart
@@ -89,8 +89,7 @@ def convert(
             f"{source.source}: {next(iter(own.text))}: {base.source} has a tensor of that name too",
             "leave --base out: a Hugging Face directory is its own base",
         )
-    towers = _hf_towers(other or own) if to is HF else {}
-    form = _form(reference, dims, other or own, towers) if to is HF else None
+    form = form_of(reference, dims, other or own) if to is HF else None
     spelling = Spelling(to, form.prefix if form is not None else to.default_prefix)
     for parts in (own, other):
         if parts is not None:
@@ -103,15 +102,15 @@ def convert(
     adapter = _adapter(source, own.pairs, alpha)
     if adapter is not None:
         target = merge(target, [adapter], dims, spelling, dtype)
+    tensors = dict(target.tensors)
     if form is not None:
-        _require_whole(reference.source, form.config, dims, towers, donor is own)
-        towers = _respelled(towers, other or own, form.prefix)
-    tensors = _in_order({**target.tensors, **towers}, reference)
+        _require_whole(reference.source, form, dims, donor is own)
+        tensors |= form.others
+        target = target.replace(notes=target.notes + form.notes)
     target = target.replace(
-        tensors={name: _stored(tensor, dtype) for name, tensor in tensors.items()},
         config=form.config if form is not None else reference.config,
+        tensors={name: _stored(t, dtype) for name, t in _in_order(tensors, reference).items()},
         files=reference.files,
-        notes=target.notes + (form.notes if form is not None else ()),
     )
     return Job(_plan(target, source, own, base, other), to, dims, adapter)
 
@@ -182,32 +181,6 @@ def _base_parts(base: Checkpoint, model: Model) -> Parts:
     return parts
 
 
-def _hf_towers(parts: Parts) -> Mapping[str, Tensor]:
-    """The towers, where they have the names of Hugging Face."""
-    is_hf = parts.spelling is not None and parts.spelling.layout is HF
-    return parts.towers if is_hf else {}
-
-
-def _form(reference: Checkpoint, model: Model, parts: Parts, towers: Mapping[str, Tensor]) -> Form:
-    """Config and names of a Hugging Face output: as the reference has them, else the Hub."""
-    if reference.config:
-        is_hf = parts.spelling is not None and parts.spelling.layout is HF
-        found = parts.spelling.prefix if parts.spelling is not None and is_hf else None
-        return base_form(reference.config, model.family, found, towers, reference.source)
-    preset = model.family.presets.get(model.name or "")
-    if preset is None or model.name is None:
-        raise ConfigError(
-            f"{reference.source}: no config.json, and none is known for {model.name}",
-            "give the base model's Hugging Face directory with --base",
-        )
-    return preset_form(preset, model.name, model.family, multimodal=bool(towers))
-
-
-def _respelled(towers: Mapping[str, Tensor], parts: Parts, prefix: str) -> dict[str, Tensor]:
-    found = parts.spelling.prefix if parts.spelling is not None else prefix
-    return {respelled(name, found, prefix): tensor for name, tensor in towers.items()}
-
-
 def _base_embedding(parts: Parts | None, model: Model) -> Tensor | None:
     if parts is None or parts.spelling is None:
         return None
@@ -267,25 +240,19 @@ def _require_plain_weights(parts: Parts) -> None:
             )
 
 
-def _require_whole(
-    where: str,
-    config: Mapping[str, Any],
-    model: Model,
-    towers: Mapping[str, Tensor],
-    own_weights: bool,
-) -> None:
+def _require_whole(where: str, form: Form, model: Model, own_weights: bool) -> None:
     """Refuse a Hugging Face output that lacks what its config.json announces."""
     for kind in ("vision", "audio"):
-        announced = isinstance(config.get(f"{kind}_config"), Mapping)
-        if own_weights and announced and not any(kind in name for name in towers):
+        announced = isinstance(form.config.get(f"{kind}_config"), Mapping)
+        if own_weights and announced and not any(kind in name for name in form.others):
             raise ConfigError(
                 f"{where}: config.json has {kind}_config, but no such weights are "
                 "there: the output would load with random ones",
                 "give a base with its weights, or a text-only config.json",
             )
-    if not model.tied and not any(name.endswith("lm_head.weight") for name in towers):
+    if not model.tied and not any(name.endswith(HEAD) for name in form.others):
         raise ConfigError(
-            f"{where}: config.json: tie_word_embeddings is false, but there is no lm_head.weight",
+            f"{where}: config.json: tie_word_embeddings is false, but there is no {HEAD}",
             "set it to true if the model's head is its embedding",
         )
 

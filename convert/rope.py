@@ -20,6 +20,7 @@ from gemma_convert.convert.tensor import Array
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 _OLD_KEY = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
+_USUAL_THETA = 10000.0  # what transformers assumes of a model_type that has no default of its own
 _KEYS = ("rope_parameters", "rope_scaling", *_OLD_KEY.values())
 
 
@@ -66,7 +67,7 @@ def read_rope(text: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str,
             "the model_type has the other form",
         )
     if not nested:
-        rope = _rope(scaling or parameters, values.get("rope_theta"))
+        rope = _rope(scaling or parameters, values.get("rope_theta", _USUAL_THETA))
         return dict.fromkeys(LAYER_TYPES, rope)
     fallback = defaults.get("rope_parameters", {})
     sections = {kind: _mapping(parameters, kind) or fallback.get(kind, {}) for kind in LAYER_TYPES}

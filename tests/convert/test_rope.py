@@ -12,7 +12,7 @@ from gemma_convert.convert.errors import ConfigError
 from gemma_convert.convert.hf_config import updated
 from gemma_convert.convert.model import read_model
 from gemma_convert.convert.registry import families
-from gemma_convert.convert.rope import Rope, inverse_frequencies
+from gemma_convert.convert.rope import Rope, inverse_frequencies, read_rope
 from gemma_convert.convert.tensor import Array
 
 LINEAR = {"factor": 8.0, "rope_type": "linear"}
@@ -107,6 +107,12 @@ def test_the_two_forms_say_the_same() -> None:
     assert rope("gemma3_text", **OLD) == rope("gemma3_text", **NEW) == settings
     nested = {"model_type": "gemma3", "rope_theta": 1.0, "text_config": {**SIZES, **OLD}}
     assert read_model(nested, families()).rope == settings
+
+
+def test_a_family_that_says_nothing_of_rope() -> None:
+    """As transformers: the usual base, unless config.json has another."""
+    assert read_rope({}, {}) == dict.fromkeys((FULL, LOCAL), Rope(10000.0))
+    assert read_rope({"rope_theta": 7.0}, {})[FULL] == Rope(7.0)
 
 
 def test_frequencies_by_hand() -> None:

@@ -94,7 +94,7 @@ def weight_shape(
 
 def read_public(family: Family, name: str, families: Mapping[str, Family]) -> Model:
     """The public model ``name`` of ``family``."""
-    return read_model({"model_type": family.model_types[0], **family.models[name]}, families)
+    return read_model(family.config(name), families)
 
 
 def _look(family: Family, shapes: Mapping[str, tuple[int, ...]], spelling: Spelling) -> _Seen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 from gemma_convert.convert import dtypes
@@ -102,6 +103,7 @@ def _model(
         "name": model.name,
         "layers": len(model.layers),
         "sizes": _sizes(model),
+        "rope": {kind: asdict(rope) for kind, rope in model.rope.items()},
         "evidence": f"config.json: model_type {checkpoint.config.get('model_type')}",
     }
 

@@ -15,8 +15,9 @@ import numpy as np
 from gemma_convert.convert import dtypes
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import AdapterError, ConfigError, InputError, LayoutError
+from gemma_convert.convert.hf_form import HEAD, Form, form_of
 from gemma_convert.convert.layouts import HF, TUNIX, Layout, Spelling
-from gemma_convert.convert.model import Model, read_model, text_config
+from gemma_convert.convert.model import Model, read_model
 from gemma_convert.convert.parts import Parts, take_apart
 from gemma_convert.convert.plan import Plan, make_plan, reached
 from gemma_convert.convert.registry import families, named_model
@@ -67,7 +68,8 @@ def convert(
         to: The layout to write.
         base: HF directory that gives config and side files, the towers and, where ``source`` has
             no weights of its own, the weights. An HF source is its own base.
-        model: Name of a public model, where neither base nor source has a config.json.
+        model: Name of a public model, where neither base nor source has a config.json. An HF
+            output then gets one from what is known of that model, and no tokenizer.
         alpha: LoRA alpha, where the source's metadata does not say it.
         dtype: Stored dtype; as in the source if None.
         computed_dtype: Stored dtype of tensors whose values the two layouts store differently;
@@ -78,7 +80,7 @@ def convert(
         GemmaConvertError: If the inputs do not fit together; see the steps.
     """
     reference = base if base is not None else source
-    dims = _model(reference, model, to)
+    dims = _model(reference, model)
     own = take_apart(source, dims, layout)
     other = _base_parts(base, dims) if base is not None else None
     donor = own if own.text else other
@@ -93,7 +95,8 @@ def convert(
             f"{source.source}: {next(iter(own.text))}: {base.source} has a tensor of that name too",
             "leave --base out: a Hugging Face directory is its own base",
         )
-    spelling = _target_spelling(to, reference, dims, other or own)
+    form = form_of(reference, dims, other or own) if to is HF else None
+    spelling = Spelling(to, form.prefix if form is not None else to.default_prefix)
     for parts in (own, other):
         if parts is not None:
             _require_plain_weights(parts)
@@ -107,14 +110,15 @@ def convert(
     adapter = _adapter(source, own.pairs, alpha)
     if adapter is not None:
         target = merge(target, [adapter], dims, spelling)
-    towers = (other or own).towers if to is HF else {}
-    if to is HF:
-        _require_whole(reference, dims, towers, donor is own)
-    towers = {name: _stored(tensor, dtype) for name, tensor in towers.items()}
+    tensors = dict(target.tensors)
+    if form is not None:
+        _require_whole(reference.source, form, dims, donor is own)
+        tensors |= {name: _stored(tensor, dtype) for name, tensor in form.others.items()}
+        target = target.replace(notes=target.notes + form.notes)
     target = target.replace(
-        tensors=_in_order({**target.tensors, **towers}, reference),
+        config=form.config if form is not None else reference.config,
+        tensors=_in_order(tensors, reference),
         notes=(*target.notes, *_computed_note(target)),
-        config=reference.config,
         files=reference.files,
     )
     return Job(_plan(target, source, own, base, other), to, dims, adapter)
@@ -157,7 +161,7 @@ def hf_to_orbax(base: Checkpoint, *, layout: Layout = TUNIX, dtype: DType | None
     return convert(base, layout, dtype=dtype)
 
 
-def _model(reference: Checkpoint, name: str | None, to: Layout) -> Model:
+def _model(reference: Checkpoint, name: str | None) -> Model:
     """The dimensions: by config.json, else those of a named public model."""
     if reference.config:
         model = read_model(reference.config, families())
@@ -167,11 +171,11 @@ def _model(reference: Checkpoint, name: str | None, to: Layout) -> Model:
                 "leave --model out to go by config.json",
             )
         return model
-    if name is None or to is HF:
+    if name is None:
         raise InputError(
             f"{reference.source}: no config.json",
-            "give the base model's Hugging Face directory with --base"
-            + ("" if to is HF else ", or name the model with --model"),
+            "give the base model's Hugging Face directory with --base, or name the model with "
+            "--model",
         )
     return named_model(name)
 
@@ -184,16 +188,6 @@ def _base_parts(base: Checkpoint, model: Model) -> Parts:
             "give a Hugging Face directory",
         )
     return parts
-
-
-def _target_spelling(to: Layout, reference: Checkpoint, model: Model, parts: Parts) -> Spelling:
-    """As the reference spells its tensors; without any, as the Hub does for such a config."""
-    if to is not HF:
-        return Spelling(to, to.default_prefix)
-    if parts.spelling is not None and parts.spelling.layout is HF:
-        return parts.spelling
-    nested = text_config(reference.config) is not reference.config
-    return Spelling(HF, model.family.nested_prefix if nested else HF.default_prefix)
 
 
 def _base_embedding(parts: Parts | None, model: Model) -> Tensor | None:
@@ -255,22 +249,19 @@ def _require_plain_weights(parts: Parts) -> None:
             )
 
 
-def _require_whole(
-    reference: Checkpoint, model: Model, towers: Mapping[str, Tensor], own_weights: bool
-) -> None:
+def _require_whole(where: str, form: Form, model: Model, own_weights: bool) -> None:
     """Refuse a Hugging Face output that lacks what its config.json announces."""
     for kind in ("vision", "audio"):
-        announced = isinstance(reference.config.get(f"{kind}_config"), Mapping)
-        if own_weights and announced and not any(kind in name for name in towers):
+        announced = isinstance(form.config.get(f"{kind}_config"), Mapping)
+        if own_weights and announced and not any(kind in name for name in form.others):
             raise ConfigError(
-                f"{reference.source}: config.json has {kind}_config, but no such weights are "
+                f"{where}: config.json has {kind}_config, but no such weights are "
                 "there: the output would load with random ones",
                 "give a base with its weights, or a text-only config.json",
             )
-    if not model.tied and not any(name.endswith("lm_head.weight") for name in towers):
+    if not model.tied and not any(name.endswith(HEAD) for name in form.others):
         raise ConfigError(
-            f"{reference.source}: config.json: tie_word_embeddings is false, but there is no "
-            "lm_head.weight",
+            f"{where}: config.json: tie_word_embeddings is false, but there is no {HEAD}",
             "set it to true if the model's head is its embedding",
         )
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from gemma_convert.convert.errors import ConfigError
 from gemma_convert.convert.layouts import Layout
+from gemma_convert.convert.rope import Rope, read_rope
 from gemma_convert.convert.rows import Family, Layer, Row
 from gemma_convert.convert.values import Affine
 
@@ -71,6 +72,7 @@ class Model:
         common: What all layers have in common, with the sizes of the axes outside the layers.
         tied: Whether the head is the embedding.
         name: The public model of these dimensions, if it is one.
+        rope: Layer type to its rotary position embedding.
     """
 
     family: Family
@@ -78,6 +80,7 @@ class Model:
     common: Layer
     tied: bool
     name: str | None
+    rope: Mapping[str, Rope]
 
     def parameters(self) -> list[Parameter]:
         """Every logical parameter of the model: the embedder's, then layer by layer."""
@@ -108,14 +111,15 @@ def read_model(config: Mapping[str, Any], families: Mapping[str, Family]) -> Mod
     """Read the dimensions of a model from ``config`` (a parsed config.json).
 
     Raises:
-        ConfigError: If its model_type is not known, a dimension is not a positive number, or it
-            asks for parameters that the family's rows do not have yet.
+        ConfigError: If its model_type is not known, a dimension or a number of RoPE is not
+            positive, or it asks for parameters that the family's rows do not have yet.
     """
     family = _family(config, families)
     text = text_config(config)
     model_type = text.get("model_type") or config.get("model_type")
     own = family.own_defaults.get(model_type, {}) if isinstance(model_type, str) else {}
-    values = {**family.defaults, **own, **text}
+    defaults = {**family.defaults, **own}
+    values = {**defaults, **text}
     for key, what in family.unsupported.items():
         if values.get(key):
             raise ConfigError(
@@ -131,6 +135,7 @@ def read_model(config: Mapping[str, Any], families: Mapping[str, Family]) -> Mod
         common=common,
         tied=bool(config.get("tie_word_embeddings", values["tie_word_embeddings"])),
         name=_public_name(family, values),
+        rope=read_rope(text, defaults),
     )
 
 
@@ -222,7 +227,9 @@ def _layer_types(values: Mapping[str, Any]) -> list[str]:
         raise ConfigError(f"config.json: num_hidden_layers is {count}, more than {MOST_LAYERS}")
     kinds = values.get("layer_types")
     if kinds is None:
-        period = _positive(values, "sliding_window_pattern")
+        # Of Gemma's configs in transformers, Gemma 3's alone reads a period from config.json.
+        fixed = "layers_per_global" in values
+        period = _positive(values, "layers_per_global" if fixed else "sliding_window_pattern")
         kinds = [
             "sliding_attention" if (i + 1) % period else "full_attention" for i in range(count)
         ]

@@ -48,8 +48,7 @@ def named_model(name: str) -> Model:
     """
     for family in families().values():
         if name.lower() in family.models:
-            config = {"model_type": family.model_types[0], **family.models[name.lower()]}
-            return read_model(config, families())
+            return read_model(family.config(name.lower()), families())
     known = ", ".join(model for family in families().values() for model in family.models)
     raise ConfigError(f"no public model {name!r} is known", f"known: {known}")
 

@@ -24,6 +24,7 @@ from gemma_convert.convert import template as templates
 from gemma_convert.convert.errors import LayoutError
 from gemma_convert.convert.layouts import Layout
 from gemma_convert.convert.pattern import Pattern
+from gemma_convert.convert.presets.preset import Preset
 from gemma_convert.convert.stacking import Stacking
 from gemma_convert.convert.template import Template
 from gemma_convert.convert.values import AS_IT_IS, Affine
@@ -199,10 +200,13 @@ class Family:
         name: ``gemma3``, ``gemma4``, ...
         rows: Its parameters.
         model_types: The ``model_type`` values of config.json that mean this family.
-        defaults: Values of config keys that transformers assumes when config.json leaves them out.
+        defaults: Values of config keys that transformers assumes when config.json leaves them out;
+            RoPE's in the form that the family reads, and ``layers_per_global`` where no key of
+            config.json tells the period of global layers.
         unsupported: Config keys whose truth means parameters that these rows do not have, each
             with what it is.
         models: Named sizes: the text config's keys that tell them apart.
+        presets: The whole configs of named models; a name may have sizes alone.
         own_defaults: What some of the model_types assume otherwise than ``defaults`` says.
         stacks: Layout name to how that layout stacks layers, where it does.
     """
@@ -216,3 +220,10 @@ class Family:
     models: Mapping[str, Mapping[str, Any]]
     own_defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     stacks: Mapping[str, Stacking] = field(default_factory=dict)
+    presets: Mapping[str, Preset] = field(default_factory=dict)
+
+    def config(self, name: str) -> dict[str, Any]:
+        """The text config of the public model ``name``, or of its sizes alone."""
+        if name in self.presets:
+            return self.presets[name].config
+        return {"model_type": self.model_types[0], **self.models[name]}

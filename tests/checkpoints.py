@@ -75,6 +75,18 @@ GEMMA4: dict[str, Any] = {
 CONFIGS = {"gemma3": GEMMA3, "gemma4": GEMMA4}
 USUAL_PREFIX = {"gemma3": "model.", "gemma4": "model.language_model."}
 
+NESTED = {"model_type": "gemma3", "text_config": GEMMA3}
+"""A config.json in which `GEMMA3` is the text part, as names with a wrapper's prefix want it."""
+
+FORMS = (
+    (GEMMA3, "model."),
+    (NESTED, "language_model.model."),
+    (NESTED, "model.language_model."),
+    (GEMMA4["text_config"], "model."),
+    (GEMMA4, "model.language_model."),
+)
+"""Configs with the prefixes that go with them."""
+
 
 def arrays(checkpoint: Mapping[str, Any]) -> dict[str, Array]:
     """All values of a checkpoint."""

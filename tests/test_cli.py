@@ -161,7 +161,7 @@ def test_hf_to_orbax_and_back(inputs: Path, tmp_path: Path) -> None:
         (["hf-to-orbax", "d", "--out", "o"], "Missing option '--layout'"),
         (
             ["hf-to-orbax", "d", "--out", "o", "--layout", "x"],
-            "is not one of 'tunix', 'tunix-head', 'deepmind'",
+            "is not one of 'tunix', 'tunix-head'",
         ),
         (["inspect"], "Missing argument 'PATH'"),
         (["inspect", "x", "--step", "last"], "not a valid integer"),

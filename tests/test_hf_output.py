@@ -67,7 +67,11 @@ def test_side_files_are_carried_untouched(tmp_path: Path) -> None:
 def test_config_is_the_bases_with_its_dtype(tmp_path: Path) -> None:
     """F22: quantization_config gone, dtype updated, at the top and nested; the rest as it was."""
     quantised = {"quantization_config": {"bits": 4}}
-    text = {**GEMMA4["text_config"], **quantised, "rope_parameters": {"x": {"rope_theta": 1e6}}}
+    text = {
+        **GEMMA4["text_config"],
+        **quantised,
+        "rope_parameters": {"full_attention": {"rope_theta": 1e6}},
+    }
     vision = {"hidden_size": 1152, "dtype": "float16", **quantised}
     config = {**GEMMA4, **quantised, "text_config": text, "vision_config": vision, "z": None}
     out = convert(tmp_path, config, base_arrays(GEMMA4, PREFIX), "--dtype", "float32")

@@ -51,7 +51,8 @@ def command(
     """Turn SOURCE, in whatever layout it is, into another layout; LoRA factors are merged.
 
     The source's layout is told from its names. Dimensions come from a config.json, in the source
-    or in --base, or from --model.
+    or in --base, or from --model. A Hugging Face output without --base gets the config.json of
+    that public model, and no tokenizer.
 
     \b
     Example:

@@ -67,6 +67,7 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         text = f"{name}{model['family']}, {model['layers']} layers ({model['evidence']})"
         sizes = ", ".join(f"{a} {'/'.join(map(str, s))}" for a, s in model["sizes"].items())
         rows += [("model", text), ("sizes", sizes)]
+        rows += [("rope", f"{kind}: {_rope_text(x)}") for kind, x in model.get("rope", {}).items()]
     dtypes = ", ".join(f"{count:,} {dtype}" for dtype, count in report["dtypes"].items())
     rows.append(("parameters", f"{dtypes} in {report['tensors']} tensors"))
     rows.append(("bytes", size_text(report["bytes"])))
@@ -82,6 +83,12 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
     rows += [("note", note) for note in report["notes"]]
     rows += [("DISAGREES", text) for text in report["disagreements"][:20]]
     return rows
+
+
+def _rope_text(rope: dict[str, Any]) -> str:
+    factor = f", factor {rope['factor']:g}" if rope["factor"] != 1 else ""
+    part = f", {rope['partial']:.0%} of a head" if rope["partial"] != 1 else ""
+    return f"theta {rope['theta']:,.0f}, {rope['scaling']}{factor}{part}"
 
 
 def _step_text(steps: dict[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """Gemma 1: 2b and 7b. Two norms a layer; the one that HF calls post_attention is the MLP's."""
 
 from gemma_convert.convert.families import common
+from gemma_convert.convert.presets.gemma1 import PRESETS
 from gemma_convert.convert.rows import Family
 from gemma_convert.convert.stacking import Place, Stacking
 
@@ -27,7 +28,8 @@ FAMILY = Family(
         "num_attention_heads": 16,
         "num_key_value_heads": 16,
         "head_dim": 256,
-        "sliding_window_pattern": 1,
+        "layers_per_global": 1,
+        "rope_theta": 10000.0,
         "tie_word_embeddings": True,
     },
     unsupported={"attention_bias": "attention biases"},
@@ -38,24 +40,6 @@ FAMILY = Family(
             "decoder/layers_{i}/", (Place("decoder/layers/{path}", axes="b"),), axis=1
         ),
     },
-    models={
-        "gemma-2b": {
-            "vocab_size": 256000,
-            "hidden_size": 2048,
-            "intermediate_size": 16384,
-            "num_hidden_layers": 18,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 1,
-            "head_dim": 256,
-        },
-        "gemma-7b": {
-            "vocab_size": 256000,
-            "hidden_size": 3072,
-            "intermediate_size": 24576,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 16,
-            "head_dim": 256,
-        },
-    },
+    models={name: preset.sizes for name, preset in PRESETS.items()},
+    presets=PRESETS,
 )

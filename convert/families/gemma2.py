@@ -1,6 +1,7 @@
 """Gemma 2: 2b, 9b and 27b. Tunix shortens the name of the norm behind attention."""
 
 from gemma_convert.convert.families import common
+from gemma_convert.convert.presets.gemma2 import PRESETS
 from gemma_convert.convert.rows import Family, Layer
 from gemma_convert.convert.stacking import Place, Stacking
 
@@ -42,7 +43,8 @@ FAMILY = Family(
         "num_key_value_heads": 4,
         "head_dim": 256,
         "query_pre_attn_scalar": 256,
-        "sliding_window_pattern": 2,
+        "layers_per_global": 2,
+        "rope_theta": 10000.0,
         "tie_word_embeddings": True,
     },
     unsupported={"attention_bias": "attention biases"},
@@ -60,35 +62,6 @@ FAMILY = Family(
             (Place("decoder/layers_{b}/{head}_{j}/{tail}", words=("local", "global")),),
         ),
     },
-    models={
-        "gemma-2-2b": {
-            "vocab_size": 256000,
-            "hidden_size": 2304,
-            "intermediate_size": 9216,
-            "num_hidden_layers": 26,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-        },
-        # Tunix 0.1.7 says 28672 for the feed-forward size; the checkpoint has half of that.
-        "gemma-2-9b": {
-            "vocab_size": 256000,
-            "hidden_size": 3584,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 42,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 8,
-            "head_dim": 256,
-        },
-        "gemma-2-27b": {
-            "vocab_size": 256000,
-            "hidden_size": 4608,
-            "intermediate_size": 36864,
-            "num_hidden_layers": 46,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 16,
-            "head_dim": 128,
-            "query_pre_attn_scalar": 144,
-        },
-    },
+    models={name: preset.sizes for name, preset in PRESETS.items()},
+    presets=PRESETS,
 )

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import ml_dtypes
 
 from gemma_convert.convert.families import common
+from gemma_convert.convert.presets.gemma3 import PRESETS
 from gemma_convert.convert.rows import Family, Layer
 from gemma_convert.convert.stacking import Place, Stacking
 from gemma_convert.convert.values import Affine
@@ -51,6 +52,8 @@ FAMILY = Family(
         "num_key_value_heads": 4,
         "head_dim": 256,
         "sliding_window_pattern": 6,
+        "rope_theta": 1000000.0,
+        "rope_local_base_freq": 10000.0,
         "tie_word_embeddings": True,
     },
     unsupported={"attention_bias": "attention biases"},
@@ -66,51 +69,6 @@ FAMILY = Family(
             axis=1,
         ),
     },
-    models={
-        "gemma-3-270m": {
-            "vocab_size": 262144,
-            "hidden_size": 640,
-            "intermediate_size": 2048,
-            "num_hidden_layers": 18,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 1,
-            "head_dim": 256,
-        },
-        "gemma-3-1b": {
-            "vocab_size": 262144,
-            "hidden_size": 1152,
-            "intermediate_size": 6912,
-            "num_hidden_layers": 26,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 1,
-            "head_dim": 256,
-        },
-        "gemma-3-4b": {
-            "vocab_size": 262208,
-            "hidden_size": 2560,
-            "intermediate_size": 10240,
-            "num_hidden_layers": 34,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-        },
-        "gemma-3-12b": {
-            "vocab_size": 262208,
-            "hidden_size": 3840,
-            "intermediate_size": 15360,
-            "num_hidden_layers": 48,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 8,
-            "head_dim": 256,
-        },
-        "gemma-3-27b": {
-            "vocab_size": 262208,
-            "hidden_size": 5376,
-            "intermediate_size": 21504,
-            "num_hidden_layers": 62,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 16,
-            "head_dim": 128,
-        },
-    },
+    models={name: preset.sizes for name, preset in PRESETS.items()},
+    presets=PRESETS,
 )

@@ -10,6 +10,7 @@
 """
 
 from gemma_convert.convert.families import common
+from gemma_convert.convert.presets.gemma4 import PRESETS
 from gemma_convert.convert.rows import Family, Layer, row
 from gemma_convert.convert.stacking import Place, Stacking
 
@@ -236,15 +237,6 @@ SCANNED = Stacking(
     refusal=scan_refusal,
 )
 
-_LARGE = {"vocab_size": 262144, "head_dim": 256, "global_head_dim": 512}
-_DENSE = {**_LARGE, "attention_k_eq_v": True, "hidden_size_per_layer_input": 0}
-_SMALL = {
-    **_LARGE,
-    "vocab_size_per_layer_input": 262144,
-    "hidden_size_per_layer_input": 256,
-    "num_attention_heads": 8,
-}
-
 FAMILY = Family(
     name="gemma4",
     rows=(
@@ -272,7 +264,15 @@ FAMILY = Family(
         "vocab_size_per_layer_input": 262144,
         "hidden_size_per_layer_input": 256,
         "num_kv_shared_layers": 0,
-        "sliding_window_pattern": 6,
+        "layers_per_global": 6,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": 1000000.0,
+                "partial_rotary_factor": 0.25,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
         "last_layer_is_global": True,
         "tie_word_embeddings": True,
     },
@@ -284,55 +284,6 @@ FAMILY = Family(
     unsupported={"attention_bias": "attention biases"},
     nested_prefix="model.language_model.",
     stacks={"deepmind-stacked": common.BY_POSITION, "maxtext": SCANNED},
-    models={
-        "gemma-4-31b": {
-            **_DENSE,
-            "hidden_size": 5376,
-            "intermediate_size": 21504,
-            "num_hidden_layers": 60,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 16,
-            "num_global_key_value_heads": 4,
-        },
-        "gemma-4-26b-a4b": {
-            **_DENSE,
-            "hidden_size": 2816,
-            "intermediate_size": 2112,
-            "num_hidden_layers": 30,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 8,
-            "num_global_key_value_heads": 2,
-            "enable_moe_block": True,
-            "num_experts": 128,
-            "top_k_experts": 8,
-            "moe_intermediate_size": 704,
-        },
-        "gemma-4-12b": {
-            **_DENSE,
-            "hidden_size": 3840,
-            "intermediate_size": 15360,
-            "num_hidden_layers": 48,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 8,
-            "num_global_key_value_heads": 1,
-        },
-        "gemma-4-e4b": {
-            **_SMALL,
-            "hidden_size": 2560,
-            "intermediate_size": 10240,
-            "num_hidden_layers": 42,
-            "num_key_value_heads": 2,
-            "num_kv_shared_layers": 18,
-        },
-        "gemma-4-e2b": {
-            **_SMALL,
-            "hidden_size": 1536,
-            "intermediate_size": 6144,
-            "num_hidden_layers": 35,
-            "num_key_value_heads": 1,
-            "num_kv_shared_layers": 20,
-            "use_double_wide_mlp": True,
-            "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7,
-        },
-    },
+    models={name: preset.sizes for name, preset in PRESETS.items()},
+    presets=PRESETS,
 )

@@ -168,10 +168,11 @@ def test_refusals(tiny_model: str) -> None:
         "run: no config.json; give the base model's Hugging Face directory with --base, or name "
         "the model with --model"
     )
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(ConfigError) as caught:
         convert(tree, HF, model=tiny_model)
     assert str(caught.value) == (
-        "run: no config.json; give the base model's Hugging Face directory with --base"
+        "run: no config.json, and none is known for gemma-3-tiny; give the base model's Hugging "
+        "Face directory with --base"
     )
     with pytest.raises(ConfigError, match="no public model 'gemma-9' is known; known: gemma-2b"):
         convert(tree, DEEPMIND, model="gemma-9")
@@ -273,8 +274,9 @@ def test_the_command_notes_what_it_fills(
     [
         (["--to", "deepmind"], 1, "no config.json; give the base model's Hugging Face directory"),
         (["--to", "deepmind", "--model", "x"], 1, "no public model 'x' is known"),
-        (["--to", "hf", "--model", "gemma-3-1b"], 1, "no config.json"),
-        (["--to", "maxtext"], 2, "is not one of 'hf', 'tunix', 'tunix-head'"),
+        (["--to", "hf"], 1, "no config.json; give the base model's Hugging Face directory"),
+        (["--to", "hf", "--model", "gemma-3-1b"], 1, "found shape [23, 10]"),
+        (["--to", "max"], 2, "is not one of 'hf', 'tunix', 'tunix-head'"),
         ([], 2, "Missing option '--to'"),
     ],
 )

@@ -32,6 +32,13 @@ SIZES = {
     "gemma4": {"v": [23], "d": [10], "n": [6], "k": [2, 3], "h": [7, 13], "f": [11]},
 }
 
+LOCAL = {"theta": 10000.0, "scaling": "default", "factor": 1.0, "partial": 1.0}
+PARTIAL = {"theta": 1e6, "scaling": "proportional", "factor": 1.0, "partial": 0.25}
+ROPE = {
+    "gemma3": {"full_attention": {**LOCAL, "theta": 1e6}, "sliding_attention": LOCAL},
+    "gemma4": {"full_attention": PARTIAL, "sliding_attention": LOCAL},
+}
+
 
 @pytest.mark.parametrize("family", CONFIGS)
 @pytest.mark.parametrize("prefix", PREFIXES)
@@ -44,6 +51,7 @@ def test_a_base_with_its_config(family: str, prefix: str) -> None:
     assert report["model"]["family"] == family
     assert report["model"]["layers"] == {"gemma3": 2, "gemma4": 3}[family]
     assert report["model"]["sizes"] == SIZES[family]
+    assert report["model"]["rope"] == ROPE[family]
     assert report["model"]["name"] is None
     assert "config.json: model_type" in report["model"]["evidence"]
     assert report["tensors"] == len(values)
@@ -208,14 +216,19 @@ def test_a_report_is_plain_data_and_reads_no_tensor() -> None:
 def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base = write_base(
         tmp_path / "base",
-        {**GEMMA3, "hidden_size": 12},
+        {
+            **GEMMA3,
+            "hidden_size": 12,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        },
         base_arrays(GEMMA3, "model."),
         shards=2,
         files={"tokenizer.json": "{}"},
     )
     assert run_cli("inspect", base, "--tensors") == 0
     text = capsys.readouterr().out
-    for words in ("hf, prefix model.", "gemma3, 2 layers", "tokenizer.json", "DISAGREES"):
+    rope = "full_attention: theta 1,000,000, linear, factor 8"
+    for words in ("hf, prefix model.", "gemma3, 2 layers", rope, "tokenizer.json", "DISAGREES"):
         assert words in text
     assert "\nmodel.layers.1.self_attn.v_proj.weight  bfloat16  [21, 10]\n" in text
     assert run_cli("inspect", base, "--json") == 0

@@ -22,9 +22,9 @@ from tests.checkpoints import (
     BF16,
     CONFIGS,
     F32,
+    FORMS,
     GEMMA3,
     GEMMA4,
-    PREFIXES,
     USUAL_PREFIX,
     arrays,
     assert_same_bits,
@@ -56,10 +56,10 @@ def rounded(values: dict[str, Array]) -> dict[str, Array]:
     }
 
 
-@pytest.mark.parametrize("family", CONFIGS)
-@pytest.mark.parametrize("prefix", PREFIXES)
-def test_factors_alone_are_merged_into_the_base(family: str, prefix: str) -> None:
-    ours, factors = base(family, prefix), factor_arrays(CONFIGS[family])
+@pytest.mark.parametrize(("config", "prefix"), FORMS)
+def test_factors_alone_are_merged_into_the_base(config: dict[str, Any], prefix: str) -> None:
+    ours = memory(base_arrays(config, prefix), config=config, source="base")
+    factors = factor_arrays(config)
     job = orbax_to_hf(run(factors), ours, alpha=ALPHA)
     expected = lora_oracle.merged(arrays(ours), prefix, factors, ALPHA)
     assert_same_bits(produced(job), rounded(expected))

@@ -76,6 +76,23 @@ def test_a_period_of_its_own() -> None:
     assert kinds(read(config, num_hidden_layers=5, sliding_window_pattern=2)) == "LGLGL"
 
 
+@pytest.mark.parametrize("model_type", ["gemma2", "gemma3_text", "gemma4_text"])
+@pytest.mark.parametrize("key", ["sliding_window_pattern", "_sliding_window_pattern"])
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_period_counts_where_transformers_reads_one(
+    model_type: str, key: str, listed: bool
+) -> None:
+    """Gemma 3 reads ``sliding_window_pattern`` where no layers are listed; nothing else does."""
+    from transformers import AutoConfig
+
+    config: dict[str, Any] = {"num_hidden_layers": 8, key: 3}
+    if listed:
+        config["layer_types"] = ["full_attention", *["sliding_attention"] * 6, "full_attention"]
+    expected = AutoConfig.for_model(model_type, **config).layer_types
+    found = read({"model_type": model_type}, **config)
+    assert kinds(found) == "".join("G" if kind == "full_attention" else "L" for kind in expected)
+
+
 def test_the_last_layer_of_gemma4_is_global_whatever_the_list_says() -> None:
     """Gemma4TextConfig of transformers 5.12.1 overrules the list, hence so do the weights."""
     assert kinds(read(GEMMA4, layer_types=["sliding_attention"] * 3)) == "LLG"
@@ -104,8 +121,9 @@ def test_defaults_are_those_of_the_installed_transformers() -> None:
         defaults = {**known.defaults, **known.own_defaults.get(config.model_type, {})}
         ours = {key: v for key, v in defaults.items() if hasattr(config, key)}
         assert ours == {key: getattr(config, key) for key in ours}
-        # The two that only make layer_types are no attributes; the 12B has no per-layer input.
-        absent = {"sliding_window_pattern", "last_layer_is_global"}
+        # What only makes layer_types or RoPE is no attribute; the 12B has no per-layer input.
+        absent = {"sliding_window_pattern", "layers_per_global", "last_layer_is_global"}
+        absent |= {"rope_theta", "rope_local_base_freq"}  # test_rope.py
         if config.model_type == "gemma4_unified_text":
             absent |= {"hidden_size_per_layer_input", "vocab_size_per_layer_input"}
             assert not defaults["hidden_size_per_layer_input"]

@@ -15,6 +15,7 @@ import pytest
 
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import InputError, OutputError
+from gemma_convert.convert.readers import open_orbax
 from gemma_convert.convert.tensor import Array, ArrayTensor, Box, Tensor, extent
 from gemma_convert.convert.writers.orbax import IN_FLIGHT, write_orbax
 
@@ -49,6 +50,16 @@ def mixed() -> dict[str, Array]:
 
 def checkpoint(arrays: dict[str, Array]) -> Checkpoint:
     return Checkpoint({name: ArrayTensor(array) for name, array in arrays.items()})
+
+
+def test_arrays_whose_last_block_is_short_are_read_back_by_our_reader(tmp_path: Path) -> None:
+    """41 rows of 20 bytes in blocks of 100: one row is left."""
+    arrays = mixed()
+    write_orbax(checkpoint(arrays), tmp_path, block_bytes=100)
+    found = open_orbax(tmp_path)
+    assert found.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert found[name].numpy().tobytes() == array.tobytes(), name
 
 
 def flat(tree: Any, prefix: str = "") -> dict[str, Array]:

@@ -25,6 +25,7 @@ from tests.checkpoints import (
     BF16,
     CONFIGS,
     F32,
+    FORMS,
     GEMMA3,
     NATIVE,
     PREFIXES,
@@ -69,11 +70,9 @@ def refusal(values: dict[str, Array], config: dict[str, Any], spelling: Spelling
 # Round trips
 
 
-@pytest.mark.parametrize("prefix", PREFIXES)
-@pytest.mark.parametrize("family", CONFIGS)
-def test_hf_to_tunix_to_hf(family: str, prefix: str) -> None:
+@pytest.mark.parametrize(("config", "prefix"), FORMS)
+def test_hf_to_tunix_to_hf(config: dict[str, Any], prefix: str) -> None:
     """The two jobs as a user runs them; names come back under the prefix they had."""
-    config = CONFIGS[family]
     values = base_arrays(config, prefix)
     base = memory(values, config=config)
     tunix = arrays(hf_to_orbax(base).plan.target)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gemma_convert.convert.checkpoint import Checkpoint
@@ -12,8 +14,8 @@ from tests.checkpoints import (
     ALPHA,
     BF16,
     F32,
+    FORMS,
     GEMMA3,
-    PREFIXES,
     base_arrays,
     factor_arrays,
     memory,
@@ -31,13 +33,13 @@ def run(values: dict[str, Array]) -> Checkpoint:
     return memory(values, source="run", format="orbax")
 
 
-@pytest.mark.parametrize("prefix", PREFIXES)
-def test_a_head_that_is_the_embedding_is_written_once(prefix: str) -> None:
+@pytest.mark.parametrize(("config", "prefix"), FORMS)
+def test_a_head_that_is_the_embedding_is_written_once(config: dict[str, Any], prefix: str) -> None:
     """F21."""
-    values = base_arrays(GEMMA3, prefix)
+    values = base_arrays(config, prefix)
     with_head = {**values, HEAD[prefix]: values[f"{prefix}embed_tokens.weight"].copy()}
-    ours = memory(with_head, config=GEMMA3, source="base")
-    job = orbax_to_hf(run(factor_arrays(GEMMA3)), ours, alpha=ALPHA)
+    ours = memory(with_head, config=config, source="base")
+    job = orbax_to_hf(run(factor_arrays(config)), ours, alpha=ALPHA)
     assert job.plan.dropped == {HEAD[prefix]: "tied to the embedding: written once"}
     assert set(job.plan.target) == set(values)
     assert set(hf_to_orbax(ours).plan.dropped) == {HEAD[prefix]}

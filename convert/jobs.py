@@ -104,7 +104,13 @@ def convert(
         _require_tied(dims)
     stored = as_stored(dims, donor.text, donor.spelling)
     target = relayout(
-        donor.text, stored, donor.spelling, spelling, dtype=dtype, computed=computed_dtype
+        donor.text,
+        stored,
+        donor.spelling,
+        spelling,
+        dtype=dtype,
+        computed=computed_dtype,
+        spare=_spare(other, dims, spelling, dtype) if donor is own else None,
     )
     target = fit_vocabulary(target, dims, spelling, _base_embedding(other, dims))
     adapter = _adapter(source, own.pairs, alpha)
@@ -188,6 +194,17 @@ def _base_parts(base: Checkpoint, model: Model) -> Parts:
             "give a Hugging Face directory",
         )
     return parts
+
+
+def _spare(
+    base: Parts | None, model: Model, spelling: Spelling, dtype: DType | None
+) -> Checkpoint | None:
+    """The base's weights in ``spelling``, to take from them what the source lacks."""
+    dead = any(parameter.unread for parameter in model.parameters())
+    if base is None or base.spelling is None or not base.text or not dead:
+        return None
+    stored = as_stored(model, base.text, base.spelling)
+    return relayout(base.text, stored, base.spelling, spelling, dtype=dtype)
 
 
 def _base_embedding(parts: Parts | None, model: Model) -> Tensor | None:

@@ -112,6 +112,7 @@ def relayout(
     partial: bool = False,
     dtype: np.dtype[Any] | None = None,
     computed: np.dtype[Any] | None = None,
+    spare: Mapping[str, Tensor] | None = None,
 ) -> Checkpoint:
     """Convert ``checkpoint`` from one spelling to another, lazily.
 
@@ -124,6 +125,7 @@ def relayout(
             altogether, and offsets do not apply.
         dtype: Dtype of the tensors; as in the source if None.
         computed: Dtype of those whose values the two layouts store differently; ``dtype`` if None.
+        spare: Tensors of ``target``, for parameters that nothing reads and the source lacks.
 
     Raises:
         LayoutError: If a tensor is missing, left over, or has another shape than ``model`` says.
@@ -140,6 +142,7 @@ def relayout(
         )
     made: dict[str, Tensor] = {}
     filled: list[str] = []
+    refilled: list[str] = []
     dropped: dict[str, str] = {}
     filler = dtype or next(iter(checkpoint.values())).dtype
     for parameter in model.parameters():
@@ -156,14 +159,18 @@ def relayout(
             targets = change.tensors(parts)
             _require_whole(checkpoint, parameter, targets, source, target)
             made |= targets
-        elif parameter.unread and target.layout.unread == "wanted" and not partial:
-            shape = parameter.shape(target.layout)
-            zeros = {name: Zeros(shape, filler) for name, _ in _stored_names(parameter, target)}
-            made.update(zeros)
-            filled += zeros
+        elif parameter.unread and not partial:
+            names = [name for name, _ in _stored_names(parameter, target)]
+            if spare and all(name in spare for name in names):
+                made |= {name: spare[name] for name in names}
+                refilled += names
+            elif target.layout.unread == "wanted":
+                shape = parameter.shape(target.layout)
+                made |= {name: Zeros(shape, filler) for name in names}
+                filled += names
     made_of = checkpoint.replace(
         tensors=made,
-        notes=checkpoint.notes + _filled_note(filled),
+        notes=checkpoint.notes + _filled_note(filled, refilled),
         dropped={**checkpoint.dropped, **dropped},
     )
     return stacked(made_of, model, target, partial=partial)
@@ -172,12 +179,12 @@ def relayout(
 _UNREAD = "the model never reads it, and this layout's models do not have it"
 
 
-def _filled_note(names: list[str]) -> tuple[str, ...]:
-    if not names:
-        return ()
-    return (
+def _filled_note(zeros: list[str], taken: list[str]) -> tuple[str, ...]:
+    return tuple(
         f"{len(names)} tensors that the model has but never reads are not in the source and were "
-        f"filled with zeros, such as {names[0]}",
+        f"{how}, such as {names[0]}"
+        for names, how in ((zeros, "filled with zeros"), (taken, "taken from the base"))
+        if names
     )
 
 
@@ -273,27 +280,33 @@ class Change:
     def tensors(self, parts: Sequence[Part]) -> dict[str, Tensor]:
         """The target's tensors, made of the source's."""
         made: dict[str, Tensor] = {}
-        for name, at in _stored_names(self.parameter, self.target):
+        stored = _stored_names(self.parameter, self.target)
+        computed = any(
+            self._values(self.source, part.at) != self._values(self.target, at)
+            for part in parts
+            for _, at in stored
+            if _agree(part.at, at)
+        )
+        # one dtype for all tensors of a parameter, as a fused array needs on the way back
+        dtype = (self.computed if computed else self.dtype) or parts[0].tensor.dtype
+        for name, at in stored:
             shares = [part for part in parts if _agree(part.at, at)]
             if shares:  # else a delta that this tensor has no share in
-                made[name] = self._tensor(shares, at)
+                made[name] = self._tensor(shares, at, dtype)
         return made
 
-    def _tensor(self, parts: Sequence[Part], at: Mapping[str, int]) -> Tensor:
+    def _tensor(self, parts: Sequence[Part], at: Mapping[str, int], dtype: np.dtype[Any]) -> Tensor:
         """One target tensor: its axes in the target's order, its values as the target stores."""
         olds = {self._values(self.source, part.at) for part in parts}
         old, new = olds.pop(), self._values(self.target, at)
         if not olds:
             tensor = self._relaid(parts, at)
-            if old == new:
-                return cast(tensor, self.dtype or tensor.dtype)
-            return Revalued(tensor, old, new, self.computed or tensor.dtype)
+            return cast(tensor, dtype) if old == new else Revalued(tensor, old, new, dtype)
         # Parts stored in several ways, as MaxText's query beside its keys: first to plain values.
         plain = [
             Part(Revalued(p.tensor, self._values(self.source, p.at), AS_IT_IS, _WIDE), p.at)
             for p in parts
         ]
-        dtype = self.computed or parts[0].tensor.dtype
         return Revalued(self._relaid(plain, at), AS_IT_IS, new, dtype)
 
     def _values(self, spelling: Spelling, at: Mapping[str, int]) -> Affine:

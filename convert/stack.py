@@ -91,19 +91,21 @@ def stacking_of(model: Model, spelling: Spelling) -> Stacking | None:
     if stacking is None:
         return None
     refusal = stacking.refusal(model.common)
-    kinds = [layer.is_global for layer in model.layers]
-    if not refusal and any(kind != kinds[i % period(model)] for i, kind in enumerate(kinds)):
+    kinds, block = [layer.is_global for layer in model.layers], period(model, stacking)
+    if not refusal and any(kind != kinds[i % block] for i, kind in enumerate(kinds)):
         refusal = "its local and global layers do not repeat in blocks"
     if refusal:
         raise LayoutError(
             f"layout {spelling.layout.name} cannot hold this {model.family.name}: {refusal}",
-            f"use --to {spelling.layout.unstacked or spelling.layout.like}",
+            f"use --to {spelling.layout.unstacked or 'another layout'}",
         )
     return stacking
 
 
-def period(model: Model) -> int:
+def period(model: Model, stacking: Stacking) -> int:
     """Layers of a block, which ends with a global one; more than there are if none is."""
+    if stacking.period is not None:
+        return stacking.period
     count = len(model.layers)
     return next((i for i, layer in enumerate(model.layers) if layer.is_global), count) + 1
 
@@ -165,7 +167,7 @@ def stacked(
 
 def _slots(model: Model, spelling: Spelling, stacking: Stacking) -> Iterator[tuple[str, Slot]]:
     """Every name of a layer's tensor, with where it lies."""
-    count, block = len(model.layers), period(model)
+    count, block = len(model.layers), period(model, stacking)
     for parameter in model.parameters():
         for short, _ in parameter.parts(spelling.layout) if parameter.index is not None else ():
             slot = stacking.slot(short, parameter.index or 0, count, block)
@@ -198,7 +200,10 @@ def _alike(
         if tensor is None and partial:
             tensor = Zeros(first.shape, first.dtype)
         if tensor is None:
-            raise LayoutError(f"{layer}: missing", f"{name} is made of it too")
+            raise LayoutError(
+                f"{layer} is not there, so {name} cannot be stacked",
+                "choose a layout that keeps each layer by itself",
+            )
         if (tensor.shape, tensor.dtype) != (first.shape, first.dtype):
             raise LayoutError(
                 f"{layer}: {tensor.dtype} {list(tensor.shape)} cannot be stacked with "

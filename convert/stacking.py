@@ -1,8 +1,8 @@
 """Layouts that keep several layers in one array: in which array, and where in it.
 
-Layers repeat in blocks: layer i is layer j = i % period of block b = i // period, where a block
-ends with its global layer. A `Place` tells for some of the layers the name of the array and which
-of b and j are axes of it; the same place writes names and reads them.
+Layers repeat in blocks: layer i is layer j = i % period of block b = i // period. A `Place` tells
+for some of the layers the name of the array and which of b and j are axes of it; the same place
+writes names and reads them.
 """
 
 from __future__ import annotations
@@ -72,12 +72,14 @@ class Stacking:
         layer: What a layer's parameters begin with in the layout's cells, with ``{i}``.
         places: Where the layers are kept.
         axis: Where in the array the stacked axes stand; at the end where it has fewer.
+        period: Layers of a block; None where the model's first global layer ends one.
         refusal: Why a model, by what its layers have in common, cannot be stacked; else empty.
     """
 
     layer: str
     places: tuple[Place, ...]
     axis: int = 0
+    period: int | None = None
     refusal: Callable[[Any], str] = lambda layer: ""
 
     def slot(self, name: str, index: int, count: int, period: int) -> Slot | None:

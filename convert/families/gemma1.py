@@ -37,7 +37,7 @@ FAMILY = Family(
     stacks={
         "deepmind-stacked": common.BY_POSITION,
         "maxtext": Stacking(
-            "decoder/layers_{i}/", (Place("decoder/layers/{path}", axes="b"),), axis=1
+            "decoder/layers_{i}/", (Place("decoder/layers/{path}", axes="b"),), axis=1, period=1
         ),
     },
     models={name: preset.sizes for name, preset in PRESETS.items()},

@@ -56,10 +56,12 @@ FAMILY = Family(
             "decoder/layers_{i}/",
             (Place("decoder/layers/{head}_{j}/{tail}", axes="b", words=("local", "global")),),
             axis=1,
+            period=2,
         ),
         "maxtext-unscanned": Stacking(
             "decoder/layers_{i}/",
             (Place("decoder/layers_{b}/{head}_{j}/{tail}", words=("local", "global")),),
+            period=2,
         ),
     },
     models={name: preset.sizes for name, preset in PRESETS.items()},

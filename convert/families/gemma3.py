@@ -67,6 +67,7 @@ FAMILY = Family(
                 Place("decoder/layers_remainder/layers_{j}/{path}", blocks="rest"),
             ),
             axis=1,
+            period=6,
         ),
     },
     models={name: preset.sizes for name, preset in PRESETS.items()},

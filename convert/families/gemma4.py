@@ -234,6 +234,7 @@ SCANNED = Stacking(
         Place("decoder/layers_remainder/layers_{j}/{path}", blocks="rest"),
     ),
     axis=1,
+    period=6,
     refusal=scan_refusal,
 )
 

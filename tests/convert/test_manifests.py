@@ -2,9 +2,9 @@
 
 ``tests/data/manifests/<layout>/<model>.json.gz`` holds name: [dtype, shape]. The Hugging Face
 lists are of what transformers 5.12.1 saves for the public configs, spelled as on the Hub, towers
-included; Tunix's are the states of Tunix 0.1.7's models and DeepMind's the nested trees of its
-library (gemma, git 7691fd4), text alone. Dtypes are left out: those of the JAX trees depend on
-the run.
+included; Tunix's are the states of Tunix 0.1.7's models, DeepMind's the nested trees of its
+library (gemma, git 7691fd4) and MaxText's what its mappings to Hugging Face make (git e591f30),
+text alone. Dtypes are left out: those of the JAX trees depend on the run.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import pytest
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import LayoutError
 from gemma_convert.convert.jobs import convert
-from gemma_convert.convert.layouts import HF, LAYOUTS
+from gemma_convert.convert.layouts import HF, LAYOUTS, Spelling
 from gemma_convert.convert.model import read_model
 from gemma_convert.convert.registry import families, named_model
+from gemma_convert.convert.stack import stacked
 from gemma_convert.convert.tensor import Array, Box, Tensor
 from gemma_convert.convert.vocabulary import vocabulary
 
 DATA = Path(__file__).parents[1] / "data" / "manifests"
-JAX = ("tunix", "deepmind")
 NESTED = {
     "gemma-3-4b": "language_model.model.",
     "gemma-3-27b": "language_model.model.",
@@ -104,11 +104,12 @@ def made(layout: str, name: str) -> Shapes:
     model = read_model(config(name), families())
     model = model.with_vocabulary(vocabulary(model, LAYOUTS[layout]))
     prefix = prefix_of(name) if layout == "hf" else ""
-    return {
-        prefix + short: parameter.row.cell(LAYOUTS[layout]).pattern.shape(parameter.sizes)
+    shapes = {
+        prefix + short: parameter.shape(LAYOUTS[layout])
         for parameter in model.parameters()
         for short, _ in parameter.parts(LAYOUTS[layout])
     }
+    return shapes_of(stacked(headers(shapes), model, Spelling(LAYOUTS[layout], prefix)))
 
 
 @pytest.mark.parametrize(("layout", "name"), [pair for pair in LISTS if pair != WRONG])
@@ -156,12 +157,13 @@ def test_a_config_of_its_own_suffices_for_the_names(layout: str, name: str) -> N
 
 @pytest.mark.parametrize(("layout", "name"), [pair for pair in JAX_LISTS if pair != WRONG])
 def test_a_public_name_suffices_between_the_jax_layouts(layout: str, name: str) -> None:
-    """Where both lists exist, one becomes the other without any config."""
-    other = JAX[1 - JAX.index(layout)]
+    """One becomes each of the others for which there is a list, without any config."""
     source = headers(manifest(layout, name))
-    target = convert(source, LAYOUTS[other], model=name).plan.target
-    ours = LAYOUTS[other].default_prefix
-    assert shapes_of(target) == {ours + n: shape for n, shape in made(other, name).items()}
+    for other in [found for found, listed in JAX_LISTS if listed == name and found != layout]:
+        target = convert(source, LAYOUTS[other], model=name).plan.target
+        ours = LAYOUTS[other].default_prefix
+        shapes = manifest(other, name) if (other, name) != WRONG else made(other, name)
+        assert shapes_of(target) == {ours + n: shape for n, shape in shapes.items()}
 
 
 def test_a_tree_of_the_wrong_width_is_refused() -> None:
@@ -188,7 +190,7 @@ def test_the_lists_are_complete(name: str, tensors: int | None, nbytes: int) -> 
 
 def test_there_is_a_list_of_every_family() -> None:
     listed = {name.lower() for _, name in LISTS}
-    assert (len(MODELS), len(JAX_LISTS)) == (11, 20)
+    assert (len(MODELS), len(JAX_LISTS)) == (11, 26)
     for family in families().values():
         assert listed & set(family.models)
     assert listed <= {name for family in families().values() for name in family.models}

@@ -99,13 +99,14 @@ def read_public(family: Family, name: str, families: Mapping[str, Family]) -> Mo
 
 def _look(family: Family, shapes: Mapping[str, tuple[int, ...]], spelling: Spelling) -> _Seen:
     seen = _Seen()
-    for name, shape in shapes.items():
-        short = name.removeprefix(spelling.prefix)
+    stacking = family.stacks.get(spelling.layout.name)
+    named = {name.removeprefix(spelling.prefix): shape for name, shape in shapes.items()}
+    for short, shape in (stacking.layers(named) if stacking else named).items():
         for row in family.rows:
             cell = row.cell(spelling.layout) if row.has(spelling.layout) else None
             index = cell.template.match(short) if cell is not None else None
             if cell is not None and index is not None and len(shape) == len(cell.pattern.groups):
-                seen.names.add(name)
+                seen.names.add(short)
                 seen.rows.add(row.name)
                 seen.layers.update([index["i"]] if "i" in index else [])
                 _note_sizes(seen, row, cell.pattern, shape)

@@ -15,6 +15,7 @@ from gemma_convert.convert.errors import ConfigError
 from gemma_convert.convert.layouts import Layout
 from gemma_convert.convert.rope import Rope, read_rope
 from gemma_convert.convert.rows import Family, Layer, Row
+from gemma_convert.convert.stacking import MOST_LAYERS
 from gemma_convert.convert.values import Affine
 
 
@@ -215,10 +216,6 @@ def _layer(index: int, kind: str, values: Mapping[str, Any], common: Layer) -> L
         shares_kv=shares_kv,
         sizes=sizes,
     )
-
-
-MOST_LAYERS = 10_000
-"""A config.json that asks for more is damaged, or hostile."""
 
 
 def _layer_types(values: Mapping[str, Any]) -> list[str]:

@@ -8,10 +8,13 @@ writes names and reads them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
+
+MOST_LAYERS = 10_000
+"""A model that has more is damaged, or hostile."""
 
 _NUMBER = "(?:0|[1-9][0-9]{0,8})"
 
@@ -47,13 +50,18 @@ class Place:
         position = self.words[j] if self.words else j
         return self.name.format(b=b, j=position, path=path, head=head, tail=tail)
 
-    def path(self, name: str) -> str | None:
-        """The parameter that the array ``name`` holds, or None if it is not kept here."""
+    def read(self, name: str) -> tuple[str, dict[str, int]] | None:
+        """The parameter that the array ``name`` holds, and which of b and j the name tells."""
         found = _regex(self).fullmatch(name)
         if found is None:
             return None
         parts = found.groupdict()
-        return parts["path"] if "path" in parts else f"{parts['head']}/{parts['tail']}"
+        path = parts["path"] if "path" in parts else f"{parts['head']}/{parts['tail']}"
+        told = {axis: parts[axis] for axis in "bj" if axis in parts}
+        return path, {
+            axis: self.words.index(text) if axis == "j" and self.words else int(text)
+            for axis, text in told.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -96,8 +104,32 @@ class Stacking:
 
     def in_layer(self, name: str) -> list[tuple[str, int]]:
         """What ``name`` may be called in a layer, each with the number of its stacked axes."""
-        found = [(place.path(name), len(place.axes)) for place in self.places]
-        return [(self.layer.format(i=0) + path, axes) for path, axes in found if path is not None]
+        found = [(place.read(name), len(place.axes)) for place in self.places]
+        return [(self.layer.format(i=0) + read[0], axes) for read, axes in found if read]
+
+    def layers(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        """Names and shapes a layer, of arrays of which only names and shapes are known."""
+        read = [
+            (name, place, *found)
+            for name in shapes
+            for place in self.places
+            if (found := place.read(name))
+        ]
+        period = self.period or 1 + max((told.get("j", 0) for *_, told in read), default=0)
+        made = {name: shape for name, shape in shapes.items() if name not in {r[0] for r in read}}
+        whole = 0  # blocks seen so far; what lies after the last one comes last
+        for name, place, path, told in sorted(read, key=lambda found: found[1].blocks == "rest"):
+            axis = min(self.axis, len(shapes[name]) - len(place.axes))
+            sizes = dict(zip(place.axes, shapes[name][axis:], strict=False))
+            blocks = range(sizes["b"]) if "b" in sizes else (told.get("b", whole),)
+            inner = range(sizes["j"]) if "j" in sizes else (told.get("j", period - 1),)
+            if place.blocks != "rest":
+                whole = max(whole, len(blocks), 1 + blocks[-1] if blocks else 0)
+            shape = shapes[name][:axis] + shapes[name][axis + len(place.axes) :]
+            if len(blocks) * len(inner) <= MOST_LAYERS:
+                numbers = [b * period + j for b in blocks for j in inner]
+                made |= {self.layer.format(i=i) + path: shape for i in numbers}
+        return made
 
 
 @cache

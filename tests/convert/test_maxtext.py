@@ -15,6 +15,7 @@ from hypothesis import given
 from gemma_convert.cli import main
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import LayoutError
+from gemma_convert.convert.inspect import inspect
 from gemma_convert.convert.jobs import convert
 from gemma_convert.convert.layouts import HF, LAYOUTS, MAXTEXT, MAXTEXT_UNSCANNED, TUNIX, Layout
 from gemma_convert.convert.readers import open_orbax
@@ -272,6 +273,16 @@ def test_any_model_there_and_back(config: dict[str, Any]) -> None:
         back = convert(tree, HF, base=memory({}, config=config), dtype=BF16, layout=layout)
         for name, tensor in back.plan.target.items():
             assert tensor.numpy().tobytes() == base[name].numpy().tobytes(), (layout.name, name)
+
+
+@pytest.mark.parametrize("layout", [MAXTEXT, MAXTEXT_UNSCANNED, LAYOUTS["deepmind-stacked"]])
+@pytest.mark.parametrize("kind", CASES)
+def test_family_and_layers_are_told_without_a_config(kind: str, layout: Layout) -> None:
+    tree = memory(arrays(convert(hf(kind, BF16), layout).plan.target), source="run", format="orbax")
+    report = inspect(tree)
+    assert report["layout"]["name"] == layout.name
+    assert report["model"]["layers"] == CASES[kind]
+    assert kind.split("-")[0] in report["model"]["family"]
 
 
 def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

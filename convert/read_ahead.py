@@ -1,43 +1,75 @@
-"""Read tensors block by block, one block ahead of whoever uses them."""
+"""Read tensors block by block, some blocks ahead of whoever writes them.
+
+Threads read and compute; the checksum of a block is made while it is still in the processor's
+cache. Blocks come in order. How many there are at once depends on the threads alone, not on the
+tensors. Arrays are computed with one BLAS thread each: see `gemma_convert.cli`.
+"""
 
 from __future__ import annotations
 
+import os
+import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
 
 from gemma_convert.convert.errors import naming
-from gemma_convert.convert.tensor import Array, Box, Tensor, blocks
+from gemma_convert.convert.tensor import BLOCK_BYTES, Array, Box, Tensor, blocks
 
-AHEAD = 1
+WORKERS = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2)
+"""Threads that read and compute."""
+
+AHEAD = WORKERS + 1
 """Blocks that are read, or being read, while one is in use."""
 
 
-def read_ahead(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Array]]:
-    """Every block of every tensor, in order, with the tensor's name.
+@dataclass(frozen=True)
+class Block:
+    """A part of a tensor.
 
-    A thread reads and computes the next block while the caller hashes and writes this one, so at
-    most two blocks are in memory.
+    Attributes:
+        name: The tensor's name.
+        box: Where in the tensor.
+        array: Its values, C-contiguous.
+        crc: CRC-32 of their bytes.
+    """
+
+    name: str
+    box: Box
+    array: Array
+    crc: int
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes of the values, row-major."""
+        return self.array.reshape(-1).view(np.uint8).data
+
+
+def read_ahead(tensors: Mapping[str, Tensor], block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
+    """Every block of every tensor, in order.
 
     Raises:
         OutputError: From a tensor, with its name in front; other errors pass through.
     """
-    pending: deque[tuple[str, Future[Array]]] = deque()
-    with ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as pool:
+    pending: deque[Future[Block]] = deque()
+    pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="read-ahead")
+    try:
         for name, tensor in tensors.items():
-            for box in blocks(tensor):
-                pending.append((name, pool.submit(_read, name, tensor, box)))
+            for box in blocks(tensor, block_bytes):
+                pending.append(pool.submit(_read, name, tensor, box))
                 if len(pending) > AHEAD:
-                    yield _take(pending)
+                    yield pending.popleft().result()
         while pending:
-            yield _take(pending)
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
-def _take(pending: deque[tuple[str, Future[Array]]]) -> tuple[str, Array]:
-    name, future = pending.popleft()
-    return name, future.result()
-
-
-def _read(name: str, tensor: Tensor, box: Box) -> Array:
+def _read(name: str, tensor: Tensor, box: Box) -> Block:
     with naming(name):
-        return tensor.read(box)
+        # A transposed view would be written in the wrong order.
+        array = np.ascontiguousarray(tensor.read(box)).reshape([b - a for a, b in box])
+    return Block(name, box, array, zlib.crc32(array.reshape(-1).view(np.uint8).data))

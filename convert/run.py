@@ -1,20 +1,28 @@
-"""Run a job: check the output, write it into a fresh directory, keep the ledger beside it."""
+"""Run a job: check the output, write it where it can be resumed, keep the ledger beside it."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gemma_convert import __version__
 from gemma_convert.convert.errors import AdapterError
 from gemma_convert.convert.jobs import Job
-from gemma_convert.convert.ledger import LEDGER_NAME, file_digests, make_ledger
-from gemma_convert.convert.writers.directory import check_output, fresh_directory
+from gemma_convert.convert.ledger import LEDGER_NAME, file_digests, make_ledger, versions
+from gemma_convert.convert.writers.directory import check_output
+from gemma_convert.convert.writers.journal import Journal
+from gemma_convert.convert.writers.staging import already_made, staged_bytes, staging
 
-Write = Callable[[Path], dict[str, str]]
-"""Writes a job into an empty directory; returns file names with their sha256 where it knows it."""
+Write = Callable[[Path, Journal], dict[str, str]]
+"""Writes a job into a directory, but for what the journal says is finished there; returns file
+names with their sha256 where it knows it."""
+
+_NEUTRAL = frozenset({"--quiet", "--json", "--debug", "--force", "--allow-unchanged"})
+"""Options that no byte of an output depends on."""
 
 
 def run(
@@ -26,26 +34,44 @@ def run(
     command: list[str],
     inputs: Iterable[Path] = (),
     allow_unchanged: bool = False,
+    settings: Mapping[str, Any] | None = None,
+    tell: Callable[[str], None] = lambda note: None,
 ) -> dict[str, Any]:
     """Write ``job`` to ``out`` and return the ledger, which is also written there.
 
     Args:
         job: What to write.
-        out: The directory to be made; it appears whole or not at all.
+        out: The directory to be made; it appears whole or not at all. What an interrupted run of
+            the same job left is taken over.
         write: How to write it.
         force: Whether a non-empty ``out`` may be replaced.
         command: The command line, for the ledger.
         inputs: See `check_run`.
         allow_unchanged: Whether LoRA pairs may vanish in the rounding to the stored dtype.
+        settings: What else the bytes of the output depend on, as JSON.
+        tell: Told what a user should know about an interrupted run that was found.
 
     Raises:
-        OutputError: If ``out`` must not be written or what was written reads back wrong.
+        OutputError: If ``out`` must not be written, another run is writing it, or what was
+            written reads back wrong.
         AdapterError: If LoRA pairs changed nothing.
     """
     start = time.monotonic()
+    identity = identify(job, command, settings or {})
+    if already_made(out, identity, seal=LEDGER_NAME):
+        tell(f"an earlier run made {out} and was killed before it could say so")
+        found: dict[str, Any] = json.loads((out / LEDGER_NAME).read_text(encoding="utf-8"))
+        return found
     check_run(job, out, force=force, inputs=inputs)
-    with fresh_directory(out, force=force) as directory:
-        digests = write(directory)
+
+    def changed(before: Mapping[str, Any]) -> None:
+        tell(f"an interrupted run to {out} is thrown away: {difference(before, identity)}")
+
+    with staging(out, identity, seal=LEDGER_NAME, force=force, changed=changed) as staged:
+        directory, journal = staged
+        if journal.pieces:
+            tell(f"going on where an interrupted run to {out} ended")
+        digests = write(directory, journal)
         ledger = make_ledger(job, command, time.monotonic() - start)
         if "adapter" in ledger and not allow_unchanged:
             _require_changes(ledger["adapter"])
@@ -53,6 +79,48 @@ def run(
         text = json.dumps(ledger, indent=2, allow_nan=False) + "\n"
         (directory / LEDGER_NAME).write_text(text, encoding="utf-8")
     return ledger
+
+
+def identify(job: Job, command: Iterable[str], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What the bytes of ``job``'s output depend on: two runs of one identity write the same.
+
+    The command's words are part of it, so that no option can be forgotten here.
+    """
+    plan = job.plan
+    tensors = [
+        [name, str(tensor.dtype), list(tensor.shape), plan.actions[name]]
+        for name, tensor in plan.target.items()
+    ]
+    described = [job.layout.name, tensors, dict(plan.target.config)]
+    return {
+        "versions": {"gemma-convert": __version__, **versions()},
+        "inputs": {source.source: dict(source.fingerprint) for source in plan.sources},
+        "files": {name: _stamp(path) for name, path in plan.target.files.items()},
+        "plan": hashlib.sha256(json.dumps(described).encode()).hexdigest(),
+        "command": [word for word in command if word not in _NEUTRAL],
+        "settings": dict(settings),
+    }
+
+
+def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Why an output begun as ``before`` is no beginning of ``now``, in a few words."""
+    if before.get("versions") != now["versions"]:
+        return "it was made by other versions of this program or its libraries"
+    then: Mapping[str, Any] = before.get("inputs", {})
+    for source, files in now["inputs"].items():
+        if source in then and then[source] != files:
+            names = sorted(files.keys() | then[source].keys())
+            which = next(name for name in names if files.get(name) != then[source].get(name))
+            return f"{source}/{which} has changed since"
+    for name, stamp in now["files"].items():
+        if before.get("files", {}).get(name, stamp) != stamp:
+            return f"{name} has changed since"
+    return "it was another command"
+
+
+def _stamp(path: Path) -> str:
+    stat = path.stat()
+    return f"size:{stat.st_size} mtime_ns:{stat.st_mtime_ns}"
 
 
 def _require_changes(adapter: Mapping[str, Any]) -> None:
@@ -86,4 +154,4 @@ def check_run(job: Job, out: Path, *, force: bool, inputs: Iterable[Path] = ()) 
     nbytes = job.plan.target.nbytes + sum(
         path.stat().st_size for path in job.plan.target.files.values()
     )
-    check_output(out, [*inputs, *read], nbytes, force=force)
+    check_output(out, [*inputs, *read], max(0, nbytes - staged_bytes(out)), force=force)

@@ -8,7 +8,7 @@ a box, so memory is bounded by the box and never by the model.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any, ClassVar
 
@@ -50,6 +50,13 @@ class Tensor(ABC):
     def parents(self) -> tuple[Tensor, ...]:
         """The tensors that this one is computed from; empty for one that lies on a disk."""
         return ()
+
+    def findings(self) -> dict[str, Any]:
+        """What reading has told about this step so far, as JSON; empty if nothing is kept."""
+        return {}
+
+    def recall(self, findings: Mapping[str, Any]) -> None:  # noqa: B027 - most keep nothing
+        """Take over the `findings` of an earlier run, that read the whole tensor."""
 
     @property
     def wide(self) -> Tensor:

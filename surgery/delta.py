@@ -7,7 +7,8 @@ others. Deltas are summed in float32 and the sum is rounded once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import einops
@@ -16,7 +17,7 @@ import numpy as np
 from gemma_convert.convert.errors import OutputError
 from gemma_convert.convert.layouts import Layout
 from gemma_convert.convert.model import Parameter
-from gemma_convert.convert.tensor import Array, Box, Tensor, extent, rounded
+from gemma_convert.convert.tensor import Array, Box, Tensor, extent, rounded, whole
 from gemma_convert.surgery.adapter import Pair
 
 
@@ -112,6 +113,14 @@ class Merged(Tensor):
     def survival(self) -> Survival:
         """What the rounding left of the delta in all blocks read so far."""
         return sum(self._seen.values(), Survival())
+
+    def findings(self) -> dict[str, Any]:
+        """The `survival`."""
+        return asdict(self.survival)
+
+    def recall(self, findings: Mapping[str, Any]) -> None:
+        """Take over the survival of an earlier run."""
+        self._seen = {whole(self.shape): Survival(**findings)}
 
     def read(self, box: Box) -> Array:
         weight = self.weight.read(box)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gemma_convert.convert.errors import OutputError
-from gemma_convert.convert.writers.directory import fresh_directory
+from gemma_convert.convert.writers.staging import staging
 from tests.checkpoints import (
     GEMMA3,
     assert_same_bits,
@@ -155,7 +155,10 @@ def test_an_output_made_by_someone_else_meanwhile(tmp_path: Path, made: str) -> 
         theirs.parent.mkdir(exist_ok=True)
         theirs.write_text("theirs")
 
-    with pytest.raises(OutputError, match=message), fresh_directory(out) as directory:
+    with (
+        pytest.raises(OutputError, match=message),
+        staging(out, {}, seal="file") as (directory, _),
+    ):
         intrude(directory)
     found = {name: data for name, data in snapshot(tmp_path).items() if data is not None}
     assert found == {str(theirs.relative_to(tmp_path)): b"theirs"}
@@ -164,7 +167,7 @@ def test_an_output_made_by_someone_else_meanwhile(tmp_path: Path, made: str) -> 
 
 def test_an_output_made_meanwhile_is_replaced_with_force(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with fresh_directory(out, force=True) as directory:
+    with staging(out, {}, seal="file", force=True) as (directory, _):
         (directory / "file").write_text("ours")
         out.mkdir()
         (out / "theirs").touch()
@@ -215,8 +218,10 @@ sys.exit(program())
 
 
 @pytest.mark.parametrize("command", ["orbax-to-hf", "hf-to-orbax"])
-def test_a_termination_in_the_middle_leaves_nothing(inputs: Path, command: str) -> None:
-    """Every read sleeps, so the run takes ten seconds at least if nothing ends it."""
+def test_a_termination_before_anything_is_finished_leaves_nothing(
+    inputs: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every read sleeps, so the run takes five seconds at least if nothing ends it."""
     before = snapshot(inputs)
     words = {
         "orbax-to-hf": ["run", "--base", "base", "--alpha", "5"],
@@ -232,18 +237,24 @@ def test_a_termination_in_the_middle_leaves_nothing(inputs: Path, command: str) 
     )
     try:
         deadline = time.monotonic() + 60
-        while not list(inputs.glob(".out.*.partial")):
+        while not (inputs / ".out.partial" / "output").is_dir():
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
             time.sleep(0.02)
         assert process.stdout is not None
         assert process.stdout.readline() == "reading\n"  # all is imported
         time.sleep(0.1)
+        out = inputs / "out"
+        if command == "orbax-to-hf":
+            assert merge(inputs / "run", inputs / "base", out) == 1
+        else:
+            assert run_cli("hf-to-orbax", inputs / "base", "--layout", "tunix", "--out", out) == 1
+        told(capsys, rf"another run is writing there \(process {process.pid}\); wait until it ends")
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=60)
     finally:
         process.kill()
         process.wait()
     assert process.returncode == 130, err
-    assert err.splitlines()[-1:] == ["interrupted"], err
+    assert err.splitlines()[-1:] == ["interrupted; nothing was finished, so nothing is kept"], err
     assert snapshot(inputs) == before

@@ -6,12 +6,15 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import click
+
 from gemma_convert.console import command_line, progress
 from gemma_convert.convert.commands.options import WriteOptions
 from gemma_convert.convert.commands.report import show_ledger, show_notes, show_plan
 from gemma_convert.convert.jobs import Job
 from gemma_convert.convert.layouts import HF
 from gemma_convert.convert.run import check_run, run
+from gemma_convert.convert.writers.journal import Journal
 
 _Advance = Callable[[int], None]
 
@@ -34,12 +37,16 @@ def execute(job: Job, options: WriteOptions, inputs: Sequence[Path]) -> None:
         show_plan(job, as_json=options.as_json)
         return
 
-    def write(directory: Path) -> dict[str, str]:
+    def write(directory: Path, journal: Journal) -> dict[str, str]:
         # every tensor is written, then read back
         with progress("converting", 2 * job.plan.target.nbytes, quiet=options.quiet) as advance:
             if job.layout is HF:
-                return _write_hf(job, directory, options.max_shard_size, advance)
-            return _write_orbax(job, directory, advance)
+                return _write_hf(job, directory, options.max_shard_size, advance, journal)
+            return _write_orbax(job, directory, advance, journal)
+
+    def tell(note: str) -> None:
+        if not options.quiet:
+            click.echo(f"note: {note}", err=True)
 
     ledger = run(
         job,
@@ -49,25 +56,34 @@ def execute(job: Job, options: WriteOptions, inputs: Sequence[Path]) -> None:
         command=command_line(),
         inputs=inputs,
         allow_unchanged=options.allow_unchanged,
+        settings={"max_shard_size": options.max_shard_size},
+        tell=tell,
     )
     if options.as_json or not options.quiet:
         show_ledger(ledger, as_json=options.as_json)
 
 
-def _write_hf(job: Job, directory: Path, shard_bytes: int, advance: _Advance) -> dict[str, str]:
+def _write_hf(
+    job: Job, directory: Path, shard_bytes: int, advance: _Advance, journal: Journal
+) -> dict[str, str]:
     from gemma_convert.convert.writers.hf import write_hf
 
-    files = write_hf(job.plan.target, directory, max_shard_bytes=shard_bytes, progress=advance)
+    files = write_hf(
+        job.plan.target,
+        directory,
+        max_shard_bytes=shard_bytes,
+        progress=advance,
+        journal=journal,
+    )
     return {file.name: file.sha256 for file in files}
 
 
-def _write_orbax(job: Job, directory: Path, advance: _Advance) -> dict[str, str]:
-    from gemma_convert.convert.writers.orbax import verify_orbax, write_orbax
+def _write_orbax(job: Job, directory: Path, advance: _Advance, journal: Journal) -> dict[str, str]:
+    from gemma_convert.convert.writers.orbax import write_verified
     from gemma_convert.convert.writers.orbax_tree import FORMS
 
     # Orbax starts jax's backend to write; it must not take an accelerator for that.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     form = FORMS[job.layout.name]
-    write_orbax(job.plan.target, directory, form=form, progress=advance)
-    verify_orbax(job.plan.target, directory, form=form, progress=advance)
+    write_verified(job.plan.target, directory, form=form, progress=advance, journal=journal)
     return {}

@@ -6,40 +6,47 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from gemma_convert.convert import dtypes, hf_config
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.tensor import Tensor
+from gemma_convert.convert.writers.journal import Journal
 from gemma_convert.convert.writers.safetensors import (
     Progress,
+    Shard,
     Written,
     shard,
-    verify_shard,
     write_index,
     write_shard,
 )
+from gemma_convert.convert.writers.sync import sync
 
 
 def write_hf(
-    checkpoint: Checkpoint, directory: Path, *, max_shard_bytes: int, progress: Progress
+    checkpoint: Checkpoint,
+    directory: Path,
+    *,
+    max_shard_bytes: int,
+    progress: Progress,
+    journal: Journal | None = None,
 ) -> list[Written]:
-    """Write ``checkpoint`` into an empty ``directory`` and read it back.
+    """Write ``checkpoint`` into ``directory`` and read it back.
 
     Args:
         checkpoint: Tensors by their Hugging Face names, config and side files.
-        directory: An empty directory.
+        directory: An empty directory, or one that an earlier call with this journal left.
         max_shard_bytes: Limit of one file's tensors.
         progress: Called with bytes as they are written and as they are read back.
+        journal: Where the shards that it says are finished are not written again.
 
     Raises:
         OutputError: If what is read back is not what was written.
     """
+    journal = journal or Journal()
     shards = shard(checkpoint.tensors, max_shard_bytes)
-    written: list[Written] = []
-    for part in shards:
-        written.append(write_shard(directory, part, progress))
-        verify_shard(directory, part, written[-1], progress)
+    written = [_finished(directory, part, progress, journal) for part in shards]
     write_index(directory, shards)
     config = hf_config.updated(checkpoint.config, main_dtype(checkpoint.tensors))
     text = json.dumps(config, indent=2) + "\n"
@@ -47,6 +54,24 @@ def write_hf(
     for name, path in checkpoint.files.items():
         (directory / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(path, directory / name)
+    return written
+
+
+def _finished(directory: Path, part: Shard, progress: Progress, journal: Journal) -> Written:
+    """Write a shard, or find in the journal that this was done."""
+    path, record = directory / part.name, journal.pieces.get(part.name)
+    if record is not None and path.is_file() and path.stat().st_size == record["nbytes"]:
+        for name, findings in record["findings"].items():
+            part.tensors[name].recall(findings)
+        progress(2 * part.nbytes)
+        return Written(part.name, record["nbytes"], record["sha256"])
+    if journal.path is not None:
+        path.unlink(missing_ok=True)  # cut off by the end of the process
+    written = write_shard(directory, part, progress)
+    sync(directory)  # else a journal could name a file that a power cut took away
+    found = {name: tensor.findings() for name, tensor in part.tensors.items()}
+    findings = {name: values for name, values in found.items() if values}
+    journal.finish(part.name, {**asdict(written), "findings": findings})
     return written
 
 

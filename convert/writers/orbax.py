@@ -18,23 +18,68 @@ device.
 from __future__ import annotations
 
 import json
+import shutil
 from base64 import urlsafe_b64encode
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from gemma_convert.convert.checkpoint import Checkpoint
-from gemma_convert.convert.errors import GemmaConvertError, OutputError, naming
-from gemma_convert.convert.readers.orbax import VALUE_SUFFIX, open_orbax
-from gemma_convert.convert.tensor import BLOCK_BYTES, Tensor, blocks, extent, slices
-from gemma_convert.convert.writers.orbax_tree import FORMS, TreeForm, make_tree
+from gemma_convert.convert.errors import GemmaConvertError, OutputError
+from gemma_convert.convert.read_ahead import Block, read_ahead
+from gemma_convert.convert.tensor import Tensor, blocks, extent, slices
+from gemma_convert.convert.writers.journal import Journal
+from gemma_convert.convert.writers.orbax_tree import CHUNK_BYTES, FORMS, TreeForm, make_tree
+from gemma_convert.convert.writers.orbax_verify import fold, verify_orbax
+from gemma_convert.convert.writers.sync import sync_tree
 
 IN_FLIGHT = 4
-"""Blocks that may be held in memory at once, read but not yet on the disk."""
+"""Blocks that may be handed over and not yet on the disk."""
+
+TREE = "tree"
+"""The one piece of an Orbax output in the journal: all arrays."""
 
 Progress = Callable[[int], None]
+
+
+def write_verified(
+    checkpoint: Checkpoint,
+    directory: Path,
+    *,
+    form: TreeForm,
+    progress: Progress,
+    journal: Journal,
+) -> None:
+    """`write_orbax` and `verify_orbax`, but for what ``journal`` says is done.
+
+    The tree is one piece: Orbax finishes a save as a whole, so a run that was killed while it wrote
+    begins anew, and one that was killed while it verified goes on with that.
+
+    Raises:
+        OutputError: See there.
+    """
+    record = journal.pieces.get(TREE)
+    if record is None or not any(directory.iterdir()):
+        _empty(directory)
+        sums = write_orbax(checkpoint, directory, form=form, progress=progress)
+        sync_tree(directory)
+        findings = {name: tensor.findings() for name, tensor in checkpoint.items()}
+        journal.finish(TREE, {"sums": sums, "findings": findings})
+    else:
+        sums = record["sums"]
+        for name, values in record["findings"].items():
+            checkpoint[name].recall(values)
+        progress(checkpoint.nbytes)
+    verify_orbax(checkpoint, directory, sums, form=form, progress=progress)
+
+
+def _empty(directory: Path) -> None:
+    for path in directory.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def write_orbax(
@@ -42,10 +87,10 @@ def write_orbax(
     directory: Path,
     *,
     form: TreeForm = FORMS["tunix"],
-    block_bytes: int = BLOCK_BYTES,
+    block_bytes: int = CHUNK_BYTES,
     progress: Progress | None = None,
     custom_metadata: Mapping[str, Any] | None = None,
-) -> None:
+) -> dict[str, int]:
     """Write ``checkpoint`` as an Orbax checkpoint, in bounded memory.
 
     Args:
@@ -53,16 +98,20 @@ def write_orbax(
         directory: A fresh directory of the caller's, who also syncs and renames it.
         form: How the layout nests its parameters, and whether they are an item of step 0.
         block_bytes: Most bytes of one chunk on the disk, and of one read. At most `IN_FLIGHT`
-            blocks are held at a time.
+            blocks are held at a time beside those that are read ahead.
         progress: Told the number of bytes whenever a block is on the disk, in this thread.
         custom_metadata: JSON values that Tunix's ``maybe_restore`` hands back.
+
+    Returns:
+        Name to checksum of what was written, for `verify_orbax`.
 
     Raises:
         OutputError: If a name or a shape cannot be stored, or Orbax or the disk fails. Errors of
             the tensors themselves (`GemmaConvertError`) pass through.
     """
     tree = make_tree(checkpoint, form)
-    handler = _tensor_handler(block_bytes, progress or (lambda _: None))
+    sums = dict.fromkeys((".".join(form.keys(name)) for name in checkpoint), 0)
+    handler = _tensor_handler(block_bytes, progress or (lambda _: None), sums)
     try:
         _save(tree, directory, form.item, handler, custom_metadata or {})
     except GemmaConvertError:
@@ -72,42 +121,7 @@ def write_orbax(
             f"Orbax could not write {directory}: {str(error) or type(error).__name__}",
             "check the free space and permissions there, then run again",
         ) from error
-
-
-def verify_orbax(
-    checkpoint: Checkpoint,
-    directory: Path,
-    *,
-    progress: Progress,
-    form: TreeForm = FORMS["tunix"],
-) -> None:
-    """Open what `write_orbax` wrote and compare every tensor with ``checkpoint``, block by block.
-
-    Args:
-        checkpoint: What was written; its tensors are computed once more.
-        directory: Where.
-        progress: Told the number of bytes of each block compared.
-        form: How it was written.
-
-    Raises:
-        OutputError: If names, shapes, dtypes or values differ.
-    """
-    found = open_orbax(directory)
-    stored = {name: ".".join(form.keys(name)).removesuffix(VALUE_SUFFIX) for name in checkpoint}
-    if set(found) != set(stored.values()):
-        raise OutputError(f"{directory}: read back with other tensors than were written")
-    for name, tensor in checkpoint.items():
-        other = found[stored[name]]
-        if (other.shape, other.dtype) != (tensor.shape, tensor.dtype):
-            raise OutputError(f"{directory}: {name}: read back as {other.dtype} {other.shape}")
-        for box in blocks(tensor):
-            if other.read(box).tobytes() != tensor.read(box).tobytes():
-                raise OutputError(
-                    f"{directory}: {name}: the values read back differ from those written",
-                    "the disk or its file system is failing, or the input changed; nothing was "
-                    "kept",
-                )
-            progress(prod(extent(box)) * tensor.dtype.itemsize)
+    return dict(zip(checkpoint, sums.values(), strict=True))
 
 
 def _save(
@@ -141,7 +155,7 @@ def _save(
         manager.save(0, args=arguments, custom_metadata=dict(custom_metadata), force=True)
 
 
-def _tensor_handler(block_bytes: int, progress: Progress) -> Any:
+def _tensor_handler(block_bytes: int, progress: Progress, sums: dict[str, int]) -> Any:
     """Orbax's handler of jax arrays, with `Tensor` leaves streamed where it would serialize.
 
     It keeps the type string ``jax.Array``: by that string a restore without a target picks its
@@ -175,7 +189,9 @@ def _tensor_handler(block_bytes: int, progress: Progress) -> Any:
             ]
             try:
                 names = [info.name for info in infos]
-                _stream(zip(names, values, stores, strict=True), block_bytes, progress)
+                tensors = dict(zip(names, values, strict=True))
+                opening = dict(zip(names, stores, strict=True))
+                _stream(tensors, opening, block_bytes, progress, sums)
             finally:  # an opening still under way would make files while the caller cleans up
                 _settle(stores)
             item = infos[0].parent_dir
@@ -187,27 +203,31 @@ def _tensor_handler(block_bytes: int, progress: Progress) -> Any:
 
 
 def _stream(
-    tensors: Iterable[tuple[str, Tensor, Any]], block_bytes: int, progress: Progress
+    tensors: Mapping[str, Tensor],
+    openings: Mapping[str, Any],
+    block_bytes: int,
+    progress: Progress,
+    sums: dict[str, int],
 ) -> None:
-    """Copy each tensor into its (opening) tensorstore, at most `IN_FLIGHT` blocks at a time."""
+    """Copy each tensor into its (opening) tensorstore; `IN_FLIGHT` blocks are being written."""
     pending: deque[tuple[Any, int]] = deque()
     held = 0
     try:
-        for name, tensor, opening in tensors:
-            store = opening.result()
-            for box in blocks(tensor, block_bytes):
-                nbytes = prod(extent(box)) * tensor.dtype.itemsize
-                while pending and held + nbytes > IN_FLIGHT * block_bytes:
-                    held -= _finish(*pending.popleft(), progress)
-                with naming(name):
-                    array = tensor.read(box)
-                write = store[slices(box)].write(array, can_reference_source_data_indefinitely=True)
-                pending.append((write, nbytes))
-                held += nbytes
+        for block in read_ahead(tensors, block_bytes):
+            while pending and held + block.array.nbytes > IN_FLIGHT * block_bytes:
+                held -= _finish(*pending.popleft(), progress)
+            pending.append((_write(openings[block.name].result(), block), block.array.nbytes))
+            held += block.array.nbytes
+            sums[block.name] = fold(sums[block.name], block.crc)
         while pending:
             _finish(*pending.popleft(), progress)
     finally:
         _settle(write for write, _ in pending)
+
+
+def _write(store: Any, block: Block) -> Any:
+    """The future of a block's write."""
+    return store[slices(block.box)].write(block.array, can_reference_source_data_indefinitely=True)
 
 
 def _finish(write: Any, nbytes: int, progress: Progress) -> int:

@@ -9,6 +9,9 @@ from typing import Any
 from gemma_convert.convert.errors import OutputError
 from gemma_convert.convert.tensor import Tensor
 
+CHUNK_BYTES = 16 << 20
+"""Most bytes of one chunk on the disk: of what a reader decodes at once."""
+
 
 @dataclass(frozen=True)
 class TreeForm:

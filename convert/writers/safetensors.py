@@ -1,30 +1,29 @@
 """Write a checkpoint as safetensors shards with an index, block by block.
 
 The format is written here because the library's writer wants all tensors of a file in memory
-(its 0.8.0 also scrambles arrays that are not contiguous). What was written is then read back
-with the library and compared.
+(its 0.8.0 also scrambles arrays that are not contiguous). Every byte that was written is read back
+and compared, and the library must find each tensor's name, dtype, shape and ends where they are.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
+import os
 import struct
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
-import numpy as np
-
 from gemma_convert.convert import dtypes
-from gemma_convert.convert.errors import OutputError
 from gemma_convert.convert.read_ahead import read_ahead
-from gemma_convert.convert.tensor import Tensor, blocks, extent, slices
+from gemma_convert.convert.tensor import Tensor
+from gemma_convert.convert.writers.check_shard import check_shard
+from gemma_convert.convert.writers.read_back import ReadBack
 
 DEFAULT_SHARD_BYTES = 5 * 10**9
 INDEX_NAME = "model.safetensors.index.json"
-_FAILING = "the disk or its file system is failing; nothing was kept"
 
 Progress = Callable[[int], None]
 
@@ -49,14 +48,12 @@ class Written:
     Attributes:
         name: File name.
         nbytes: Size of the file.
-        sha256: Of the whole file, as the Hub computes it.
-        tensors: Name to the CRC-32 of the tensor's bytes, to find one that reads back wrong.
+        sha256: Of the whole file, as the Hub computes it, made of what was read back.
     """
 
     name: str
     nbytes: int
     sha256: str
-    tensors: Mapping[str, int]
 
 
 def shard(tensors: Mapping[str, Tensor], max_bytes: int = DEFAULT_SHARD_BYTES) -> list[Shard]:
@@ -84,27 +81,49 @@ def shard(tensors: Mapping[str, Tensor], max_bytes: int = DEFAULT_SHARD_BYTES) -
 
 
 def write_shard(directory: Path, shard: Shard, progress: Progress) -> Written:
-    """Write one shard into ``directory``.
+    """Write one shard into ``directory``, read it back, and bring it to the disk.
 
     Args:
-        directory: Where.
+        directory: Where; there must be no file of that name.
         shard: What.
-        progress: Called with the number of bytes of each block written.
+        progress: Called with the bytes of each block when it is written, and when it is compared.
+
+    Raises:
+        OutputError: If what is read back is not what was written. Then, as after any other error,
+            the file is removed.
     """
+    path = directory / shard.name
+    with path.open("xb", buffering=0) as file:
+        try:
+            digest = _fill(file, path, shard, progress)
+            check_shard(path, shard.tensors)
+            os.fsync(file.fileno())
+        except BaseException:
+            path.unlink()
+            raise
+        return Written(shard.name, file.tell(), digest)
+
+
+def _fill(file: FileIO, path: Path, shard: Shard, progress: Progress) -> str:
+    """Write all bytes and read them back; their sha256."""
     header = _header(shard.tensors)
-    whole = hashlib.sha256(header)
-    sums = dict.fromkeys(shard.tensors, 0)
-    with (directory / shard.name).open("xb") as file:
-        file.write(header)
-        for name, array in read_ahead(shard.tensors):
-            # A transposed view would be written in the wrong order.
-            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-            file.write(data)
-            whole.update(data)
-            sums[name] = zlib.crc32(data, sums[name])
-            progress(data.nbytes)
-    nbytes = len(header) + shard.nbytes
-    return Written(shard.name, nbytes, whole.hexdigest(), sums)
+    with ReadBack(path) as back:
+        write_all(file, memoryview(header))
+        back.expect("header", len(header), zlib.crc32(header))
+        for block in read_ahead(shard.tensors):
+            write_all(file, block.data)
+            back.expect(block.name, block.array.nbytes, block.crc)
+            progress(block.array.nbytes)
+            progress(back.compared())
+        while done := back.compared(wait=True):
+            progress(done)
+        return back.sha256()
+
+
+def write_all(file: FileIO, data: memoryview) -> None:
+    """Write all of ``data``: the kernel takes at most 2 GiB a call."""
+    while data:
+        data = data[file.write(data) :]
 
 
 def write_index(directory: Path, shards: list[Shard]) -> None:
@@ -117,50 +136,6 @@ def write_index(directory: Path, shards: list[Shard]) -> None:
     }
     text = json.dumps(index, indent=2) + "\n"
     (directory / INDEX_NAME).write_text(text, encoding="utf-8")
-
-
-def verify_shard(directory: Path, shard: Shard, written: Written, progress: Progress) -> None:
-    """Read a shard back with the safetensors library and compare it with what was meant.
-
-    The file is opened anew for each block, since the library maps it and every mapped page read
-    would stay in memory.
-
-    Raises:
-        OutputError: If names, shapes, dtypes or values differ.
-    """
-    from safetensors import safe_open
-
-    path = directory / shard.name
-    found = _described(path)
-    if found.keys() != shard.tensors.keys():
-        raise OutputError(f"{path}: read back with other tensors than were written", _FAILING)
-    for name, tensor in shard.tensors.items():
-        shape, dtype = found[name]
-        if (shape, dtype) != (tensor.shape, dtypes.to_safetensors(tensor.dtype)):
-            raise OutputError(f"{path}: {name}: read back as {dtype} {list(shape)}", _FAILING)
-        total = 0
-        for box in blocks(tensor):
-            with safe_open(path, framework="numpy") as file:
-                data = file.get_slice(name)[slices(box)] if box else file.get_tensor(name)
-            data = np.ascontiguousarray(data).reshape(extent(box))
-            total = zlib.crc32(data.reshape(-1).view(np.uint8).data, total)
-            progress(data.nbytes)
-        if total != written.tensors[name]:
-            raise OutputError(
-                f"{path}: {name}: the values read back differ from those written", _FAILING
-            )
-
-
-def _described(path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Name to shape and dtype of every tensor, as the safetensors library reads the header."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="numpy") as file:
-            views = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            return {n: (tuple(view.get_shape()), view.get_dtype()) for n, view in views.items()}
-    except SafetensorError as error:
-        raise OutputError(f"{path}: cannot be read back: {error}", _FAILING) from error
 
 
 def _header(tensors: Mapping[str, Tensor]) -> bytes:

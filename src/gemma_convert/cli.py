@@ -75,8 +75,8 @@ def main(arguments: list[str] | None = None) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted", err=True)
+    except (KeyboardInterrupt, click.Abort) as error:
+        click.echo("; ".join(("interrupted", *_notes(error))), err=True)
         return 130
     except Exception as error:
         if state.get("debug"):
@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def program() -> int:
-    """What the shell runs: `main`, ended by SIGTERM as by Ctrl-C, so that nothing half is left."""
+    """What the shell runs: `main`, ended by SIGTERM as by Ctrl-C, so that it can be resumed."""
     signal.signal(signal.SIGTERM, _interrupt)
     return main()
 
@@ -94,6 +94,12 @@ def program() -> int:
 def _interrupt(number: int, frame: FrameType | None) -> None:
     terminated.set()
     raise KeyboardInterrupt
+
+
+def _notes(error: BaseException) -> list[str]:
+    """What was said of an interrupt on its way up; click raises another error from it."""
+    found: list[str] = getattr(error.__cause__ or error, "__notes__", [])
+    return found
 
 
 def _one_line(error: Exception) -> str:

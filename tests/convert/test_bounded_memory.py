@@ -13,7 +13,7 @@ from gemma_convert.convert.registry import families
 from gemma_convert.convert.relayout import Part, Relaid
 from gemma_convert.convert.rows import Layer
 from gemma_convert.convert.tensor import BLOCK_BYTES, Array, Box, Tensor, extent
-from gemma_convert.convert.writers.safetensors import shard, verify_shard, write_shard
+from gemma_convert.convert.writers.safetensors import shard, write_shard
 from gemma_convert.surgery.adapter import Pair
 from gemma_convert.surgery.delta import LowRank, Merged
 
@@ -48,10 +48,8 @@ def test_copying_writing_and_verifying(tmp_path: Path) -> None:
     file = shard({"w": tensor})[0]
     reported: list[int] = []
     written = write_shard(tmp_path, file, reported.append)
-    verify_shard(tmp_path, file, written, reported.append)
     assert tensor.largest <= BLOCK_BYTES
-    assert max(reported) <= BLOCK_BYTES
-    assert sum(reported) == 2 * tensor.nbytes
+    assert sum(reported) == tensor.nbytes + written.nbytes  # the header is read back too
 
 
 def test_rearranging(tmp_path: Path) -> None:

@@ -89,8 +89,8 @@ def test_flat_trees_are_written_and_read_back(kind: str, tmp_path: Path) -> None
     job = hf_to_orbax(hf(kind), layout=DEEPMIND)
     out = tmp_path / "flat"
     out.mkdir()
-    write_orbax(job.plan.target, out, form=FORMS["deepmind"])
-    verify_orbax(job.plan.target, out, form=FORMS["deepmind"], progress=lambda _: None)
+    sums = write_orbax(job.plan.target, out, form=FORMS["deepmind"])
+    verify_orbax(job.plan.target, out, sums, form=FORMS["deepmind"], progress=lambda _: None)
     restored = {
         f"{path}/{leaf}": np.asarray(array)
         for path, leaves in restore_standard(out).items()

@@ -15,11 +15,14 @@ import pytest
 
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import InputError, OutputError
+from gemma_convert.convert.read_ahead import AHEAD
 from gemma_convert.convert.readers import open_orbax
 from gemma_convert.convert.tensor import Array, ArrayTensor, Box, Tensor, extent
 from gemma_convert.convert.writers.orbax import IN_FLIGHT, write_orbax
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
+HELD = IN_FLIGHT + AHEAD + 2
+"""Blocks at once: those being written, those read ahead, one in hand and one just handed over."""
 NO_SHARDING = "ignore:Sharding info not provided when restoring:UserWarning"
 
 # flax 0.12.8 about Tunix 0.1.7's own model code.
@@ -255,19 +258,19 @@ def test_memory_is_bounded_by_blocks(tmp_path: Path) -> None:
     block = 10 * 64 * 2
     told: list[int] = []
     write_orbax(Checkpoint({"w": tensor}), tmp_path, block_bytes=block, progress=told.append)
-    assert [rows for rows, _ in tensor.boxes] == [
+    assert sorted(rows for rows, _ in tensor.boxes) == [
         (i, min(i + 10, 1009)) for i in range(0, 1009, 10)
     ]
-    assert block < tensor.gauge.most <= IN_FLIGHT * block
+    assert block < tensor.gauge.most <= HELD * block
     assert told == [block] * 100 + [9 * 64 * 2]
 
 
 def test_small_tensors_share_the_bound(tmp_path: Path) -> None:
-    """Many small arrays are in flight together, but no more bytes than `IN_FLIGHT` blocks."""
+    """Many small arrays are in flight together, but no more bytes than `HELD` blocks."""
     gauge = Gauge()
     tensors = {f"layers.{i}.scale": Recorder((8,), gauge) for i in range(50)}
     write_orbax(Checkpoint(tensors), tmp_path, block_bytes=40)
-    assert 40 < gauge.most <= IN_FLIGHT * 40
+    assert 40 < gauge.most <= HELD * 40
     assert all(tensor.boxes == [((0, 8),)] for tensor in tensors.values())
 
 

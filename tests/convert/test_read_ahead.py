@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+import zlib
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from gemma_convert.convert.tensor import BLOCK_BYTES, Array, ArrayTensor, Box, T
 class Counted(Tensor):
     """Rows as large as a block; counts the blocks alive and the threads that read them."""
 
-    shape = (6, BLOCK_BYTES)
+    shape = (20, BLOCK_BYTES)
     dtype = np.dtype(np.int8)
 
     def __init__(self) -> None:
@@ -47,10 +48,12 @@ class Broken(ArrayTensor):
 def test_blocks_come_in_order_and_few_are_alive() -> None:
     tensor = Counted()
     seen: list[tuple[str, int]] = []
-    for name, array in read_ahead({"a": tensor, "b": ArrayTensor(np.arange(3))}):
-        seen.append((name, int(array.flat[0])))
-        del array
-    assert seen == [*(("a", row) for row in range(6)), ("b", 0)]
+    for block in read_ahead({"a": tensor, "b": ArrayTensor(np.arange(3))}):
+        seen.append((block.name, int(block.array.flat[0])))
+        assert block.crc == zlib.crc32(block.array.tobytes())
+        assert bytes(block.data) == block.array.tobytes()
+        del block
+    assert seen == [*(("a", row) for row in range(20)), ("b", 0)]
     assert tensor.most <= AHEAD + 2  # one in use, those ahead, one that was just handed over
     assert all(thread.startswith("read-ahead") for thread in tensor.threads)
 
@@ -58,6 +61,6 @@ def test_blocks_come_in_order_and_few_are_alive() -> None:
 def test_an_error_has_the_name_in_front() -> None:
     tensors: dict[str, Any] = {"good": ArrayTensor(np.ones(2)), "bad": Broken(np.ones(2))}
     blocks = read_ahead(tensors)
-    assert next(blocks)[0] == "good"
+    assert next(blocks).name == "good"
     with pytest.raises(OutputError, match=r"^bad: a value does not fit; choose another dtype$"):
         next(blocks)

@@ -1,0 +1,61 @@
+"""Read an Orbax checkpoint back and compare it with the checksums of what was written."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from gemma_convert.convert.checkpoint import Checkpoint
+from gemma_convert.convert.errors import OutputError
+from gemma_convert.convert.read_ahead import read_ahead
+from gemma_convert.convert.readers.orbax import VALUE_SUFFIX, open_orbax
+from gemma_convert.convert.writers.orbax_tree import CHUNK_BYTES, TreeForm
+from gemma_convert.convert.writers.read_back import FAILING
+
+
+def fold(total: int, crc: int) -> int:
+    """The checksum of a tensor, from that of its blocks so far and of the next one."""
+    return zlib.crc32(crc.to_bytes(4, "little"), total)
+
+
+def verify_orbax(
+    checkpoint: Checkpoint,
+    directory: Path,
+    sums: Mapping[str, int],
+    *,
+    form: TreeForm,
+    progress: Callable[[int], None],
+    block_bytes: int = CHUNK_BYTES,
+) -> None:
+    """Open what `write_orbax` wrote with tensorstore and compare every value.
+
+    Args:
+        checkpoint: What was written; its values are not computed again.
+        directory: Where.
+        sums: What `write_orbax` returned.
+        form: How it was written.
+        progress: Told the number of bytes of each block compared.
+        block_bytes: The size of blocks that `write_orbax` was given.
+
+    Raises:
+        OutputError: If names, shapes, dtypes or values differ.
+    """
+    found = open_orbax(directory)
+    stored = {name: ".".join(form.keys(name)).removesuffix(VALUE_SUFFIX) for name in checkpoint}
+    if set(found) != set(stored.values()):
+        raise OutputError(f"{directory}: read back with other tensors than were written", FAILING)
+    for name, tensor in checkpoint.items():
+        other = found[stored[name]]
+        if (other.shape, other.dtype) != (tensor.shape, tensor.dtype):
+            what = f"{directory}: {name}: read back as {other.dtype} {other.shape}"
+            raise OutputError(what, FAILING)
+    totals = dict.fromkeys(checkpoint, 0)
+    for block in read_ahead({name: found[stored[name]] for name in checkpoint}, block_bytes):
+        totals[block.name] = fold(totals[block.name], block.crc)
+        progress(block.array.nbytes)
+    for name, total in totals.items():
+        if total != sums[name]:
+            raise OutputError(
+                f"{directory}: {name}: the values read back differ from those written", FAILING
+            )

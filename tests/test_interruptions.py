@@ -159,6 +159,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(place)], check=True)
 
 
+def write_for_ever(file: Any) -> None:
+    while True:
+        file.write(bytes(1 << 12))
+
+
 def test_a_disk_that_is_really_full(
     inputs: Path,
     small_disk: Path,
@@ -169,8 +174,7 @@ def test_a_disk_that_is_really_full(
 
     def fill() -> None:
         with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
-            while True:
-                file.write(bytes(1 << 12))
+            write_for_ever(file)
 
     with monkeypatch.context() as patch:
         at_read(patch, 20, fill)

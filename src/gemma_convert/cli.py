@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import traceback
@@ -88,6 +89,8 @@ def main(arguments: list[str] | None = None) -> int:
 def program() -> int:
     """What the shell runs: `main`, ended by SIGTERM as by Ctrl-C, so that it can be resumed."""
     signal.signal(signal.SIGTERM, _interrupt)
+    # Blocks are computed in threads of ours; numpy's BLAS, not loaded yet, must not add its own.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     return main()
 
 

@@ -2,7 +2,7 @@
 
 Threads read and compute; the checksum of a block is made while it is still in the processor's
 cache. Blocks come in order. How many there are at once depends on the threads alone, not on the
-tensors. Arrays are computed with one BLAS thread each: see `gemma_convert.cli`.
+tensors. Arrays are computed with one BLAS thread each: see `gemma_convert.process`.
 """
 
 from __future__ import annotations

@@ -8,13 +8,14 @@ a box, so memory is bounded by the box and never by the model.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from gemma_convert.convert.casting import all_finite, converted
 from gemma_convert.convert.errors import OutputError
 
 Array = npt.NDArray[Any]
@@ -24,8 +25,9 @@ ACTIONS = ("copied", "rearranged", "filled", "cast", "computed", "merged")
 """What can happen to a tensor, the least first: bytes as they are, a permutation, values that no
 source has, a rounding, other values for the same meaning, a sum."""
 
-BLOCK_BYTES = 16 << 20
-"""Default size of the blocks in which tensors are streamed."""
+BLOCK_BYTES = 4 << 20
+"""Default size of the blocks in which tensors are streamed: with what is computed from it, one
+fits into a processor's cache."""
 
 
 class Tensor(ABC):
@@ -52,7 +54,7 @@ class Tensor(ABC):
         return ()
 
     def findings(self) -> dict[str, Any]:
-        """What reading has told about this step so far, as JSON; empty if nothing is kept."""
+        """What reading has told of this step alone so far, as JSON; empty if nothing is kept."""
         return {}
 
     def recall(self, findings: Mapping[str, Any]) -> None:  # noqa: B027 - most keep nothing
@@ -136,9 +138,8 @@ def rounded(array: Array, dtype: np.dtype[Any]) -> Array:
     Raises:
         OutputError: If a finite value becomes infinite or NaN, as one above 65504 in float16.
     """
-    with np.errstate(over="ignore", invalid="ignore"):
-        narrow: Array = array.astype(dtype)
-    if np.isfinite(narrow).all() or np.array_equal(np.isfinite(narrow), np.isfinite(array)):
+    narrow = converted(array, dtype)
+    if all_finite(narrow) or np.array_equal(np.isfinite(narrow), np.isfinite(array)):
         return narrow
     raise OutputError(
         f"a value as large as {np.abs(array[np.isfinite(array)]).max():.6g} does not fit {dtype}",
@@ -151,6 +152,22 @@ def ancestry(tensor: Tensor) -> Iterator[Tensor]:
     yield tensor
     for parent in tensor.parents:
         yield from ancestry(parent)
+
+
+def all_findings(tensors: Mapping[str, Tensor]) -> dict[str, list[dict[str, Any]]]:
+    """Names to the findings of a tensor's steps, where they are kept; for a journal."""
+    found = {name: [step.findings() for step in ancestry(t)] for name, t in tensors.items()}
+    return {name: steps for name, steps in found.items() if any(steps)}
+
+
+def recall_all(
+    tensors: Mapping[str, Tensor], findings: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> None:
+    """Take over what `all_findings` told after an earlier run had read the same tensors."""
+    for name, steps in findings.items():
+        for step, found in zip(ancestry(tensors[name]), steps, strict=True):
+            if found:
+                step.recall(found)
 
 
 def whole(shape: tuple[int, ...]) -> Box:

@@ -8,13 +8,15 @@ the value it came from; how many do not is counted.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import frexp
 from typing import Any
 
 import numpy as np
 
-from gemma_convert.convert.tensor import Array, Box, Tensor, rounded
+from gemma_convert.convert.casting import converted
+from gemma_convert.convert.tensor import Array, Box, Tensor, rounded, whole
 
 
 @dataclass(frozen=True)
@@ -92,11 +94,19 @@ class Revalued(Tensor):
         """Whether rounding can make values differ on the way back."""
         return not (self.source.is_exact and self.target.is_exact)
 
+    def findings(self) -> dict[str, Any]:
+        """How many values are `lost`."""
+        return {"lost": self.lost}
+
+    def recall(self, findings: Mapping[str, Any]) -> None:
+        """Take over how many an earlier run lost."""
+        self._lost = {whole(self.shape): findings["lost"]}
+
     def read(self, box: Box) -> Array:
         values = self.parent.read(box)
-        exact = values.astype(_wide(values.dtype))
+        exact = converted(values, _wide(values.dtype))
         stored = rounded(self.target.store(self.source.load(exact)), self.dtype)
-        back = self.source.store(self.target.load(stored.astype(exact.dtype)))
+        back = self.source.store(self.target.load(converted(stored, exact.dtype)))
         self._lost[box] = int(np.count_nonzero(rounded(back, values.dtype) != values))
         return stored
 

@@ -14,6 +14,7 @@ from typing import Any
 import einops
 import numpy as np
 
+from gemma_convert.convert.casting import all_finite, converted
 from gemma_convert.convert.errors import OutputError
 from gemma_convert.convert.layouts import Layout
 from gemma_convert.convert.model import Parameter
@@ -112,7 +113,8 @@ class Merged(Tensor):
     @property
     def survival(self) -> Survival:
         """What the rounding left of the delta in all blocks read so far."""
-        return sum(self._seen.values(), Survival())
+        # in order of the boxes, whichever thread was first, since sums of floats depend on it
+        return sum((self._seen[box] for box in sorted(self._seen)), Survival())
 
     def findings(self) -> dict[str, Any]:
         """The `survival`."""
@@ -125,33 +127,32 @@ class Merged(Tensor):
     def read(self, box: Box) -> Array:
         weight = self.weight.read(box)
         # float64 stays float64; everything narrower is added in float32
-        wide = weight.astype(np.float64 if weight.dtype == np.float64 else np.float32)
+        wide = converted(weight, np.dtype("f8" if weight.dtype == np.float64 else "f4"))
         delta = self.deltas[0].read(box)
         for other in self.deltas[1:]:
             delta = delta + other.read(box)
         with np.errstate(over="ignore", invalid="ignore"):
             total = wide + delta
-        if not np.isfinite(total).all():
+        if not all_finite(total):
             bad = int(total.size - np.isfinite(total).sum())
             raise OutputError(
                 f"{bad} merged values are NaN or infinite",
                 "is alpha right, and are the base's own values finite?",
             )
         merged = rounded(total, self.dtype)
-        self._seen[box] = _survival(wide, delta, merged)
+        self._seen[box] = _survival(wide, delta, merged, same=weight.dtype == self.dtype)
         return merged
 
 
-def _survival(wide: Array, delta: Array, merged: Array) -> Survival:
+def _survival(wide: Array, delta: Array, merged: Array, *, same: bool) -> Survival:
+    """What is left of ``delta``; ``same`` if the weight had the dtype of ``merged``."""
+    realised = converted(merged, wide.dtype) - wide
     # A weight that only the cast to a narrower dtype moved was not changed by the delta.
-    changed = int(np.count_nonzero(merged != wide.astype(merged.dtype)))
-    realised = merged.astype(wide.dtype) - wide
+    changed = realised != 0 if same else merged != converted(wide, merged.dtype)
+    count = int(np.count_nonzero(changed))
     realised -= delta
     return Survival(
-        delta=_squares(delta),
-        error=_squares(realised),
-        changed=changed,
-        size=merged.size,
+        delta=_squares(delta), error=_squares(realised), changed=count, size=merged.size
     )
 
 

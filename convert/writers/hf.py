@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gemma_convert.convert import dtypes, hf_config
 from gemma_convert.convert.checkpoint import Checkpoint
-from gemma_convert.convert.tensor import Tensor
+from gemma_convert.convert.tensor import Tensor, all_findings, recall_all
 from gemma_convert.convert.writers.journal import Journal
 from gemma_convert.convert.writers.safetensors import (
     Progress,
@@ -61,17 +61,14 @@ def _finished(directory: Path, part: Shard, progress: Progress, journal: Journal
     """Write a shard, or find in the journal that this was done."""
     path, record = directory / part.name, journal.pieces.get(part.name)
     if record is not None and path.is_file() and path.stat().st_size == record["nbytes"]:
-        for name, findings in record["findings"].items():
-            part.tensors[name].recall(findings)
+        recall_all(part.tensors, record["findings"])
         progress(2 * part.nbytes)
         return Written(part.name, record["nbytes"], record["sha256"])
     if journal.path is not None:
         path.unlink(missing_ok=True)  # cut off by the end of the process
     written = write_shard(directory, part, progress)
     sync(directory)  # else a journal could name a file that a power cut took away
-    found = {name: tensor.findings() for name, tensor in part.tensors.items()}
-    findings = {name: values for name, values in found.items() if values}
-    journal.finish(part.name, {**asdict(written), "findings": findings})
+    journal.finish(part.name, {**asdict(written), "findings": all_findings(part.tensors)})
     return written
 
 

@@ -28,7 +28,7 @@ from typing import Any
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import GemmaConvertError, OutputError
 from gemma_convert.convert.read_ahead import Block, read_ahead
-from gemma_convert.convert.tensor import Tensor, blocks, extent, slices
+from gemma_convert.convert.tensor import Tensor, all_findings, blocks, extent, recall_all, slices
 from gemma_convert.convert.writers.journal import Journal
 from gemma_convert.convert.writers.orbax_tree import CHUNK_BYTES, FORMS, TreeForm, make_tree
 from gemma_convert.convert.writers.orbax_verify import fold, verify_orbax
@@ -64,12 +64,10 @@ def write_verified(
         _empty(directory)
         sums = write_orbax(checkpoint, directory, form=form, progress=progress)
         sync_tree(directory)
-        findings = {name: tensor.findings() for name, tensor in checkpoint.items()}
-        journal.finish(TREE, {"sums": sums, "findings": findings})
+        journal.finish(TREE, {"sums": sums, "findings": all_findings(checkpoint)})
     else:
         sums = record["sums"]
-        for name, values in record["findings"].items():
-            checkpoint[name].recall(values)
+        recall_all(checkpoint, record["findings"])
         progress(checkpoint.nbytes)
     verify_orbax(checkpoint, directory, sums, form=form, progress=progress)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import traceback
@@ -14,6 +13,7 @@ import click
 
 from gemma_convert import __version__
 from gemma_convert.console import terminated
+from gemma_convert.process import set_up
 
 COMMANDS = {
     "orbax-to-hf": "gemma_convert.convert.commands.orbax_to_hf",
@@ -89,8 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
 def program() -> int:
     """What the shell runs: `main`, ended by SIGTERM as by Ctrl-C, so that it can be resumed."""
     signal.signal(signal.SIGTERM, _interrupt)
-    # Blocks are computed in threads of ours; numpy's BLAS, not loaded yet, must not add its own.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    set_up()
     return main()
 
 

@@ -1,14 +1,13 @@
 """Read tensors block by block, some blocks ahead of whoever writes them.
 
-Threads read and compute; the checksum of a block is made while it is still in the processor's
-cache. Blocks come in order. How many there are at once depends on the threads alone, not on the
-tensors. Arrays are computed with one BLAS thread each: see `gemma_convert.process`.
+Threads read and compute; blocks come in order. How many there are at once depends on the threads
+alone, not on the tensors. Arrays are computed with one BLAS thread each: see
+`gemma_convert.process`.
 """
 
 from __future__ import annotations
 
 import os
-import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,18 +33,16 @@ class Block:
         name: The tensor's name.
         box: Where in the tensor.
         array: Its values, C-contiguous.
-        crc: CRC-32 of their bytes.
     """
 
     name: str
     box: Box
     array: Array
-    crc: int
 
     @property
-    def data(self) -> memoryview:
-        """The bytes of the values, row-major."""
-        return self.array.reshape(-1).view(np.uint8).data
+    def data(self) -> Array:
+        """The bytes of the values, row-major, as integers."""
+        return self.array.reshape(-1).view(np.uint8)
 
 
 def read_ahead(tensors: Mapping[str, Tensor], block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
@@ -72,4 +69,4 @@ def _read(name: str, tensor: Tensor, box: Box) -> Block:
     with naming(name):
         # A transposed view would be written in the wrong order.
         array = np.ascontiguousarray(tensor.read(box)).reshape([b - a for a, b in box])
-    return Block(name, box, array, zlib.crc32(array.reshape(-1).view(np.uint8).data))
+    return Block(name, box, array)

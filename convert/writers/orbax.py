@@ -216,7 +216,7 @@ def _stream(
                 held -= _finish(*pending.popleft(), progress)
             pending.append((_write(openings[block.name].result(), block), block.array.nbytes))
             held += block.array.nbytes
-            sums[block.name] = fold(sums[block.name], block.crc)
+            sums[block.name] = fold(sums[block.name], block)
         while pending:
             _finish(*pending.popleft(), progress)
     finally:

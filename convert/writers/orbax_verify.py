@@ -8,15 +8,15 @@ from pathlib import Path
 
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import OutputError
-from gemma_convert.convert.read_ahead import read_ahead
+from gemma_convert.convert.read_ahead import Block, read_ahead
 from gemma_convert.convert.readers.orbax import VALUE_SUFFIX, open_orbax
 from gemma_convert.convert.writers.orbax_tree import CHUNK_BYTES, TreeForm
 from gemma_convert.convert.writers.read_back import FAILING
 
 
-def fold(total: int, crc: int) -> int:
-    """The checksum of a tensor, from that of its blocks so far and of the next one."""
-    return zlib.crc32(crc.to_bytes(4, "little"), total)
+def fold(total: int, block: Block) -> int:
+    """The checksum of a tensor, from that of its blocks so far and the next one."""
+    return zlib.crc32(block.data.data, total)
 
 
 def verify_orbax(
@@ -52,7 +52,7 @@ def verify_orbax(
             raise OutputError(what, FAILING)
     totals = dict.fromkeys(checkpoint, 0)
     for block in read_ahead({name: found[stored[name]] for name in checkpoint}, block_bytes):
-        totals[block.name] = fold(totals[block.name], block.crc)
+        totals[block.name] = fold(totals[block.name], block)
         progress(block.array.nbytes)
     for name, total in totals.items():
         if total != sums[name]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import os
 import struct
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
+
+import numpy as np
 
 from gemma_convert.convert import dtypes
 from gemma_convert.convert.read_ahead import read_ahead
@@ -106,17 +107,15 @@ def write_shard(directory: Path, shard: Shard, progress: Progress) -> Written:
 
 def _fill(file: FileIO, path: Path, shard: Shard, progress: Progress) -> str:
     """Write all bytes and read them back; their sha256."""
-    header = _header(shard.tensors)
+    header = np.frombuffer(_header(shard.tensors), np.uint8)
     with ReadBack(path) as back:
-        write_all(file, memoryview(header))
-        back.expect("header", len(header), zlib.crc32(header))
+        write_all(file, header.data)
+        back.expect("header", header)
         for block in read_ahead(shard.tensors):
-            write_all(file, block.data)
-            back.expect(block.name, block.array.nbytes, block.crc)
-            progress(block.array.nbytes)
-            progress(back.compared())
-        while done := back.compared(wait=True):
-            progress(done)
+            write_all(file, block.data.data)
+            back.expect(block.name, block.data)
+            progress(block.data.nbytes + back.compared())
+        progress(back.compared(most=0))
         return back.sha256()
 
 

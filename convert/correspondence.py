@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from gemma_convert.convert.layouts import LAYOUTS, Layout
-from gemma_convert.convert.model import Model, Parameter
+from gemma_convert.convert.model import Model
+from gemma_convert.convert.network import Parameter
 from gemma_convert.convert.registry import families, named_model
 
 AXES = {

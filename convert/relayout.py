@@ -17,7 +17,8 @@ import numpy as np
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import LayoutError
 from gemma_convert.convert.layouts import Layout, Spelling
-from gemma_convert.convert.model import Model, Parameter
+from gemma_convert.convert.model import Model
+from gemma_convert.convert.network import Parameter
 from gemma_convert.convert.pattern import Pattern, Ranges, Sizes
 from gemma_convert.convert.stack import stacked, unstacked
 from gemma_convert.convert.tensor import Array, Box, Tensor, Zeros, cast, extent, slices

@@ -11,6 +11,8 @@ Axes of the Gemma family, as used in all tables:
     n query heads   k key/value heads   h head dimension      s query, key or value
     i layer         e experts           m feed-forward size of an expert
     l layers        p size of a layer's own embedding         w its vocabulary
+
+Towers use these of themselves; their other letters are in `correspondence.AXES`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from gemma_convert.convert import template as templates
 from gemma_convert.convert.errors import LayoutError
 from gemma_convert.convert.layouts import Layout
 from gemma_convert.convert.pattern import Pattern
-from gemma_convert.convert.presets.preset import Preset
+from gemma_convert.convert.presets.preset import Preset, hub_config
 from gemma_convert.convert.stacking import Stacking
 from gemma_convert.convert.template import Template
 from gemma_convert.convert.values import AS_IT_IS, Affine
@@ -43,6 +45,7 @@ class Layer:
         has_ple: The model has per-layer embeddings.
         query_scale: What the model multiplies its queries by.
         sizes: Sizes of the axes in this layer.
+        flags: Keys of a tower's config that are true, of those that its rows ask for.
     """
 
     index: int
@@ -53,6 +56,7 @@ class Layer:
     has_ple: bool
     query_scale: float
     sizes: Mapping[str, int]
+    flags: frozenset[str] = frozenset()
 
 
 Where = Callable[[Layer], bool]
@@ -105,6 +109,8 @@ class Row:
             layers have in common.
         unread: Whether a layer has it but never reads it, so that it may be absent on the disk.
         per_layer: Whether there is one for each layer.
+        repeated: Axes spelled by words that some layouts lack: these keep once what the others
+            repeat. Copies are made of it, and must be equal to become one again.
     """
 
     name: str
@@ -113,6 +119,7 @@ class Row:
     where: Where
     unread: Where
     per_layer: bool
+    repeated: frozenset[str] = frozenset()
 
     def has(self, layout: Layout) -> bool:
         """Whether ``layout`` has this parameter."""
@@ -166,6 +173,7 @@ def row(
     inputs: str = "",
     where: Where = everywhere,
     unread: Where = nowhere,
+    repeated: str = "",
     **cells: tuple[str, str],
 ) -> Row:
     """Make a row from plain text: ``row("q", inputs="d", hf=("...", "(n h) d"), tunix=...)``.
@@ -174,13 +182,14 @@ def row(
         LayoutError: If the cells do not name the same axes, or only some of them name a layer.
     """
     parsed = {_key(layout): _cell(text, axes) for layout, (text, axes) in cells.items()}
-    if len({cell.axes for cell in parsed.values()}) != 1:
+    once = frozenset(repeated.split())
+    if len({cell.axes - once for cell in parsed.values()}) != 1:
         listed = ", ".join(f"{layout} {sorted(cell.axes)}" for layout, cell in parsed.items())
         raise LayoutError(f"row {name}: the layouts name different axes ({listed})")
     layered = {"{i}" in text for text, _ in cells.values()}
     if len(layered) != 1:
         raise LayoutError(f"row {name}: {{i}} stands in some layouts only")
-    return Row(name, parsed, tuple(inputs.split()), where, unread, layered.pop())
+    return Row(name, parsed, tuple(inputs.split()), where, unread, layered.pop(), once)
 
 
 def _key(layout: str) -> str:
@@ -192,38 +201,72 @@ def _cell(text: str, axes: str) -> Cell:
     return Cell(templates.parse(text), patterns.parse(axes))
 
 
-@dataclass(frozen=True)
-class Family:
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows that belong together.
+
+    Attributes:
+        name: ``gemma3``, ``siglip``, ...
+        rows: Its parameters.
+        stacks: Layout name to how that layout stacks layers, where it does.
+    """
+
+    name: str
+    rows: tuple[Row, ...]
+    stacks: Mapping[str, Stacking] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tower(Table):
+    """All rows of the part of a model that looks or listens, projection to the text included.
+
+    Attributes:
+        part: ``vision`` or ``audio``; config.json describes it under ``<part>_config``.
+        model_types: The ``model_type`` values there that mean this tower.
+        defaults: Values that transformers assumes when that config leaves them out.
+        sizes: Sizes of the axes, by that config and the hidden size of the text model.
+        flags: Keys there by whose truth the tower has more parameters.
+        shortened: What Hugging Face names begin with on the Hub, and with what instead where
+            transformers 5 saved them.
+    """
+
+    part: str
+    model_types: tuple[str, ...]
+    defaults: Mapping[str, Any]
+    sizes: Callable[[Mapping[str, Any], int], Mapping[str, int]]
+    flags: tuple[str, ...] = ()
+    shortened: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family(Table):
     """All rows of one generation of models.
 
     Attributes:
-        name: ``gemma3``, ``gemma4``, ...
-        rows: Its parameters.
         model_types: The ``model_type`` values of config.json that mean this family.
         defaults: Values of config keys that transformers assumes when config.json leaves them out;
             RoPE's in the form that the family reads, and ``layers_per_global`` where no key of
             config.json tells the period of global layers.
         unsupported: Config keys whose truth means parameters that these rows do not have, each
             with what it is.
+        nested_prefix: What names of the text model begin with on the Hub where there are towers.
         models: Named sizes: the text config's keys that tell them apart.
         presets: The whole configs of named models; a name may have sizes alone.
         own_defaults: What some of the model_types assume otherwise than ``defaults`` says.
-        stacks: Layout name to how that layout stacks layers, where it does.
+        towers: The vision and audio parts that its models may have.
     """
 
-    name: str
-    rows: tuple[Row, ...]
     model_types: tuple[str, ...]
     defaults: Mapping[str, Any]
     unsupported: Mapping[str, str]
     nested_prefix: str
     models: Mapping[str, Mapping[str, Any]]
     own_defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    stacks: Mapping[str, Stacking] = field(default_factory=dict)
     presets: Mapping[str, Preset] = field(default_factory=dict)
+    towers: tuple[Tower, ...] = ()
 
     def config(self, name: str) -> dict[str, Any]:
-        """The text config of the public model ``name``, or of its sizes alone."""
+        """The config of the public model ``name`` with all its parts, or its sizes alone."""
         if name in self.presets:
-            return self.presets[name].config
+            return hub_config(self.presets[name], multimodal=True)
         return {"model_type": self.model_types[0], **self.models[name]}

@@ -15,7 +15,7 @@ import numpy as np
 
 from gemma_convert.convert.errors import OutputError
 from gemma_convert.convert.layouts import Layout
-from gemma_convert.convert.model import Parameter
+from gemma_convert.convert.network import Parameter
 from gemma_convert.convert.tensor import Array, Box, Tensor, extent, rounded
 from gemma_convert.surgery.adapter import Pair
 

@@ -13,7 +13,8 @@ import numpy as np
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import AdapterError
 from gemma_convert.convert.layouts import Spelling
-from gemma_convert.convert.model import Model, Parameter
+from gemma_convert.convert.model import Model
+from gemma_convert.convert.network import Parameter
 from gemma_convert.convert.relayout import relayout
 from gemma_convert.convert.tensor import Tensor, Zeros
 from gemma_convert.surgery.adapter import Adapter

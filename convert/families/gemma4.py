@@ -9,7 +9,7 @@
 - RMSNorm multiplies by w, not by 1 + w, everywhere.
 """
 
-from gemma_convert.convert.families import common
+from gemma_convert.convert.families import common, gemma4_audio, gemma4_vision
 from gemma_convert.convert.presets.gemma4 import PRESETS
 from gemma_convert.convert.rows import Family, Layer, row
 from gemma_convert.convert.stacking import Place, Stacking
@@ -287,4 +287,5 @@ FAMILY = Family(
     stacks={"deepmind-stacked": common.BY_POSITION, "maxtext": SCANNED},
     models={name: preset.sizes for name, preset in PRESETS.items()},
     presets=PRESETS,
+    towers=(gemma4_vision.TOWER, gemma4_audio.TOWER),
 )

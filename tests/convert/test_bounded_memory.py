@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from gemma_convert.convert.layouts import HF, TUNIX, Spelling
-from gemma_convert.convert.model import Parameter
+from gemma_convert.convert.network import Parameter
 from gemma_convert.convert.registry import families
 from gemma_convert.convert.relayout import Part, Relaid
 from gemma_convert.convert.rows import Layer

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from gemma_convert.convert.layouts import TUNIX
-from gemma_convert.convert.model import Parameter, read_model
+from gemma_convert.convert.model import read_model
+from gemma_convert.convert.network import Parameter
 from gemma_convert.convert.registry import families
 from gemma_convert.convert.tensor import Array, ArrayTensor, blocks, slices, whole
 from gemma_convert.surgery.adapter import Pair

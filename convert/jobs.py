@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from gemma_convert.convert import dtypes
+from gemma_convert.convert.carry import Carried, carry, chosen, replaced
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import AdapterError, ConfigError, InputError, LayoutError
 from gemma_convert.convert.hf_form import HEAD, Form, form_of
@@ -30,7 +31,7 @@ from gemma_convert.surgery.merge_lora import merge
 
 DType = np.dtype[Any]
 
-_NOT_TEXT = "not part of the text model, which is all that is converted"
+_UNKNOWN = "not part of the text model, nor of a tower that config.json describes"
 
 
 @dataclass(frozen=True)
@@ -95,11 +96,16 @@ def convert(
             f"{source.source}: {next(iter(own.text))}: {base.source} has a tensor of that name too",
             "leave --base out: a Hugging Face directory is its own base",
         )
-    form = form_of(reference, dims, other or own) if to is HF else None
-    spelling = Spelling(to, form.prefix if form is not None else to.default_prefix)
     for parts in (own, other):
         if parts is not None:
             _require_plain_weights(parts)
+    if to is HF:
+        form, carried = _hf_form(reference, dims, donor, other or own, dtype, computed_dtype)
+        spelling = Spelling(HF, form.prefix)
+    else:
+        spelling = Spelling(to, to.default_prefix)
+        towers = chosen(donor, other)
+        form, carried = None, carry(towers, spelling, dtype=dtype, computed=computed_dtype)
     if donor.spelling.layout is not HF or to is not HF:
         _require_tied(dims)
     stored = as_stored(dims, donor.text, donor.spelling)
@@ -116,10 +122,9 @@ def convert(
     adapter = _adapter(source, own.pairs, alpha)
     if adapter is not None:
         target = merge(target, [adapter], dims, spelling)
-    tensors = dict(target.tensors)
+    tensors = {**target.tensors, **(carried.tensors if form is None else form.others)}
     if form is not None:
         _require_whole(reference.source, form, dims, donor is own)
-        tensors |= {name: _stored(tensor, dtype) for name, tensor in form.others.items()}
         target = target.replace(notes=target.notes + form.notes)
     target = target.replace(
         config=form.config if form is not None else reference.config,
@@ -127,7 +132,7 @@ def convert(
         notes=(*target.notes, *_computed_note(target)),
         files=reference.files,
     )
-    return Job(_plan(target, source, own, base, other), to, dims, adapter)
+    return Job(_plan(target, source, own, base, other, carried.reasons), to, dims, adapter)
 
 
 def orbax_to_hf(
@@ -186,6 +191,38 @@ def _model(reference: Checkpoint, name: str | None) -> Model:
     return named_model(name)
 
 
+def _hf_form(
+    reference: Checkpoint,
+    model: Model,
+    donor: Parts,
+    parts: Parts,
+    dtype: DType | None,
+    computed: DType | None,
+) -> tuple[Form, Carried]:
+    """The form of a Hugging Face output.
+
+    What ``reference`` has beside its text is copied as it is, but for the towers that the source
+    has itself.
+    """
+    is_hf = parts.spelling is not None and parts.spelling.layout is HF
+    found = parts.spelling.prefix if parts.spelling is not None and is_hf else None
+    towers = () if is_hf and donor is parts else donor.known
+    carried = carry(
+        towers,
+        Spelling(HF, found or model.family.nested_prefix),
+        like=parts.known if is_hf else (),
+        dtype=dtype,
+        computed=computed,
+    )
+    carried.reasons |= replaced(parts, towers) if is_hf else {}
+    copied = {
+        name: _stored(tensor, dtype)
+        for name, tensor in (parts.towers.items() if is_hf else ())
+        if id(tensor) not in carried.reasons
+    }
+    return form_of(reference, model, found, {**copied, **carried.tensors}), carried
+
+
 def _base_parts(base: Checkpoint, model: Model) -> Parts:
     parts = take_apart(base, model)
     if parts.spelling is not None and parts.spelling.layout is not HF:
@@ -235,18 +272,19 @@ def _plan(
     own: Parts,
     base: Checkpoint | None,
     other: Parts | None,
+    reasons: Mapping[int, str],
 ) -> Plan:
     """Give every tensor that the target does not read its reason, and prove the rest."""
     read = reached(target)
     dropped = {**target.dropped, **source.dropped, **own.dropped}
     for name, tensor in own.towers.items():
         if id(tensor) not in read:
-            dropped[name] = _NOT_TEXT
+            dropped[name] = reasons.get(id(tensor), _UNKNOWN)
     if base is not None and other is not None:
         dropped |= {**base.dropped, **other.dropped}
         for name, tensor in other.towers.items():
             if id(tensor) not in read:
-                dropped[name] = _NOT_TEXT
+                dropped[name] = reasons.get(id(tensor), _UNKNOWN)
         for name, tensor in base.items():
             if id(tensor) not in read and name not in dropped:
                 dropped[name] = "the checkpoint has its own weights"

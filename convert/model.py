@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gemma_convert.convert.errors import ConfigError
-from gemma_convert.convert.network import Network, TowerNetwork
+from gemma_convert.convert.network import Network
 from gemma_convert.convert.rope import Rope, read_rope
 from gemma_convert.convert.rows import Family, Layer
 from gemma_convert.convert.sizes import layer_count, positive
-from gemma_convert.convert.towers import read_towers
+from gemma_convert.convert.towers import TowerConfig, read_towers
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Model(Network):
     tied: bool
     name: str | None
     rope: Mapping[str, Rope]
-    towers: tuple[TowerNetwork, ...] = ()
+    towers: tuple[TowerConfig, ...] = ()
 
     def with_vocabulary(self, size: int) -> Model:
         """This model with another number of rows in the embedding."""

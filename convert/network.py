@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gemma_convert.convert.layouts import Layout
-from gemma_convert.convert.rows import Layer, Row, Table, Tower
+from gemma_convert.convert.rows import Layer, Row, Table
 from gemma_convert.convert.values import Affine
 
 
@@ -80,13 +80,6 @@ class Network:
     def is_in(self, layout: Layout) -> bool:
         """Whether ``layout`` has a name for every parameter."""
         return all(parameter.row.has(layout) for parameter in self.parameters())
-
-
-@dataclass(frozen=True)
-class TowerNetwork(Network):
-    """A tower at the dimensions of one config."""
-
-    family: Tower
 
 
 def _parameter(row: Row, layer: Layer) -> Parameter:

@@ -8,7 +8,7 @@ the target's order.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import einops
@@ -17,20 +17,12 @@ import numpy as np
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import LayoutError
 from gemma_convert.convert.layouts import Layout, Spelling
-from gemma_convert.convert.model import Model
-from gemma_convert.convert.network import Parameter
+from gemma_convert.convert.network import Network, Parameter
 from gemma_convert.convert.pattern import Pattern, Ranges, Sizes
+from gemma_convert.convert.repeats import Part, once
 from gemma_convert.convert.stack import stacked, unstacked
 from gemma_convert.convert.tensor import Array, Box, Tensor, Zeros, cast, extent, slices
 from gemma_convert.convert.values import AS_IT_IS, Affine, Revalued
-
-
-@dataclass(frozen=True)
-class Part:
-    """One stored tensor of a parameter: where it stands on the axes that its name spells."""
-
-    tensor: Tensor
-    at: Mapping[str, int]
 
 
 class Relaid(Tensor):
@@ -106,7 +98,7 @@ class Relaid(Tensor):
 
 def relayout(
     checkpoint: Checkpoint,
-    model: Model,
+    model: Network,
     source: Spelling,
     target: Spelling,
     *,
@@ -148,7 +140,7 @@ def relayout(
     filler = dtype or next(iter(checkpoint.values())).dtype
     for parameter in model.parameters():
         parts = [
-            Part(checkpoint[name], at)
+            Part(checkpoint[name], at, name)
             for name, at in _stored_names(parameter, source)
             if name in checkpoint
         ]
@@ -156,6 +148,8 @@ def relayout(
             names = [name for name, _ in _stored_names(parameter, source)]
             dropped |= dict.fromkeys(names, _UNREAD)
         elif parts:
+            parts, copies = once(parts, parameter.row, target.layout)
+            dropped |= copies
             change = Change(parameter, source, target, dtype, computed or dtype, is_delta=partial)
             targets = change.tensors(parts)
             _require_whole(checkpoint, parameter, targets, source, target)
@@ -189,8 +183,8 @@ def _filled_note(zeros: list[str], taken: list[str]) -> tuple[str, ...]:
     )
 
 
-def _require_layout(model: Model, layout: Layout) -> None:
-    if any(not row.has(layout) for row in model.family.rows):
+def _require_layout(model: Network, layout: Layout) -> None:
+    if not model.is_in(layout):
         known = set.intersection(*(set(row.cells) for row in model.family.rows))
         raise LayoutError(
             f"{model.family.name} has no names in layout {layout.name}",
@@ -199,7 +193,7 @@ def _require_layout(model: Model, layout: Layout) -> None:
 
 
 def disagreements(
-    checkpoint: Checkpoint, model: Model, spelling: Spelling, *, partial: bool = False
+    checkpoint: Checkpoint, model: Network, spelling: Spelling, *, partial: bool = False
 ) -> list[str]:
     """Where the tensors of ``checkpoint`` are not those of ``model``, a sentence each.
 
@@ -305,7 +299,7 @@ class Change:
             return cast(tensor, dtype) if old == new else Revalued(tensor, old, new, dtype)
         # Parts stored in several ways, as MaxText's query beside its keys: first to plain values.
         plain = [
-            Part(Revalued(p.tensor, self._values(self.source, p.at), AS_IT_IS, _WIDE), p.at)
+            replace(p, tensor=Revalued(p.tensor, self._values(self.source, p.at), AS_IT_IS, _WIDE))
             for p in parts
         ]
         return Revalued(self._relaid(plain, at), AS_IT_IS, new, dtype)
@@ -317,6 +311,8 @@ class Change:
     def _relaid(self, parts: Sequence[Part], at: Mapping[str, int]) -> Tensor:
         row = self.parameter.row
         old, new = row.cell(self.source.layout).pattern, row.cell(self.target.layout).pattern
+        known = row.cell(self.source.layout).axes
+        at = {axis: index for axis, index in at.items() if axis in known}  # the others are copies
         same = [part for part in parts if part.at == at]
         if same and old == new:
             return same[0].tensor  # nothing to do: the bytes can be copied

@@ -17,7 +17,7 @@ Towers use these of themselves; their other letters are in `correspondence.AXES`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -214,6 +214,17 @@ class Table:
     name: str
     rows: tuple[Row, ...]
     stacks: Mapping[str, Stacking] = field(default_factory=dict)
+
+    def named(self, name: str, layout: Layout) -> Iterator[tuple[Row, int]]:
+        """The rows to which ``layout`` gives this name, and how many axes are stacked there."""
+        stacking = self.stacks.get(layout.name)
+        in_layer = stacking.in_layer(name) if stacking else [(name, 0)]
+        for row in self.rows:
+            if row.has(layout):
+                template = row.cell(layout).template
+                for candidate, axes in in_layer if row.per_layer else [(name, 0)]:
+                    if template.match(candidate) is not None:
+                        yield row, axes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,8 +78,10 @@ def save(case: str, directory: Path, seed: int = 0) -> Path:
     model = getattr(transformers, _class(case))(config(case))
     random = np.random.default_rng(seed)
     state = model.state_dict()
-    for weight in state.values():
-        values = random.normal(0.3, 0.2, tuple(weight.shape)).astype(np.float32)
+    for weight in state.values():  # matrices keep the size of what they multiply
+        inputs = int(np.prod(weight.shape[1:])) if weight.ndim > 1 else 0
+        mean, deviation = (0.0, inputs**-0.5) if inputs else (0.3, 0.2)
+        values = random.normal(mean, deviation, tuple(weight.shape)).astype(np.float32)
         weight.copy_(torch.from_numpy(np.asarray(values)))
     for name, weight in state.items():
         for one, other in TWINS:

@@ -8,10 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from gemma_convert.convert.layouts import Spelling
+from gemma_convert.convert import dtypes
+from gemma_convert.convert.checkpoint import Checkpoint
+from gemma_convert.convert.hf_form import Form, form_of
+from gemma_convert.convert.layouts import HF, Spelling
+from gemma_convert.convert.model import Model
 from gemma_convert.convert.parts import Parts
 from gemma_convert.convert.relayout import relayout
-from gemma_convert.convert.tensor import Tensor
+from gemma_convert.convert.tensor import Tensor, cast
 from gemma_convert.convert.towers import Found, beside, shortened
 
 _REPLACED = "the checkpoint has its own weights"
@@ -92,3 +96,53 @@ def replaced(base: Parts, towers: Iterable[Found]) -> Mapping[int, str]:
         if tower.tower.name in names
         for tensor in tower.tensors.values()
     }
+
+
+def hf_form(
+    reference: Checkpoint,
+    model: Model,
+    donor: Parts,
+    parts: Parts,
+    dtype: np.dtype[Any] | None,
+    computed: np.dtype[Any] | None,
+) -> tuple[Form, Carried]:
+    """The form of a Hugging Face output, and the towers in it that are converted.
+
+    What ``reference`` has beside its text is copied as it is, but for the towers that the source
+    has itself.
+
+    Args:
+        reference: Whose config.json it is: the base, or a source that is its own.
+        model: The dimensions.
+        donor: What gives the text model.
+        parts: What ``reference`` holds.
+        dtype: Dtype of the tensors; as they are if None.
+        computed: Dtype of those whose values are computed; ``dtype`` if None.
+
+    Raises:
+        ConfigError: If there are towers beside a text model's config, or no config is known.
+        LayoutError: If a tower lacks a tensor.
+    """
+    is_hf = parts.spelling is not None and parts.spelling.layout is HF
+    found = parts.spelling.prefix if parts.spelling is not None and is_hf else None
+    towers = () if is_hf and donor is parts else donor.known
+    carried = carry(
+        towers,
+        Spelling(HF, found or model.family.nested_prefix),
+        like=parts.known if is_hf else (),
+        dtype=dtype,
+        computed=computed,
+    )
+    carried.reasons |= replaced(parts, towers) if is_hf else {}
+    copied = {
+        name: _stored(tensor, dtype)
+        for name, tensor in (parts.towers.items() if is_hf else ())
+        if id(tensor) not in carried.reasons
+    }
+    return form_of(reference, model, found, {**copied, **carried.tensors}), carried
+
+
+def _stored(tensor: Tensor, dtype: np.dtype[Any] | None) -> Tensor:
+    if dtype is None or not dtypes.is_float(tensor.dtype):
+        return tensor
+    return cast(tensor, dtype)

@@ -72,6 +72,33 @@ def form_of(
     return Form(config, prefix, renamed, notes)
 
 
+def require_whole(where: str, form: Form, model: Model, own_weights: bool) -> None:
+    """Refuse a Hugging Face output that lacks what its config.json announces.
+
+    Args:
+        where: Whose config.json it is, for the message.
+        form: What is written beside the text model.
+        model: The dimensions.
+        own_weights: Whether the text model is the source's own; a base may lack what it lacks.
+
+    Raises:
+        ConfigError: If a tower or a head is missing.
+    """
+    for kind in ("vision", "audio"):
+        announced = isinstance(form.config.get(f"{kind}_config"), Mapping)
+        if own_weights and announced and not any(kind in name for name in form.others):
+            raise ConfigError(
+                f"{where}: config.json has {kind}_config, but no such weights are "
+                "there: the output would load with random ones",
+                "give a base with its weights, or a text-only config.json",
+            )
+    if not model.tied and not any(name.endswith(HEAD) for name in form.others):
+        raise ConfigError(
+            f"{where}: config.json: tie_word_embeddings is false, but there is no {HEAD}",
+            "set it to true if the model's head is its embedding",
+        )
+
+
 def respelled(name: str, found: str, prefix: str) -> str:
     """Name of a tower's tensor, or of the head, where the text's prefix changes to ``prefix``."""
     if found == prefix:

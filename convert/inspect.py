@@ -10,6 +10,7 @@ from gemma_convert.convert import dtypes
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import AdapterError, ConfigError
 from gemma_convert.convert.infer import guess, weight_shape
+from gemma_convert.convert.inspect_towers import towers
 from gemma_convert.convert.layouts import Spelling
 from gemma_convert.convert.model import Model, read_model, text_config
 from gemma_convert.convert.registry import explain, families, recognise
@@ -30,6 +31,7 @@ def inspect(checkpoint: Checkpoint) -> dict[str, Any]:
         "dtypes": _by_dtype(checkpoint),
         "layout": None,
         "model": None,
+        "towers": [],
         "adapter": None,
         "steps": _steps(checkpoint),
         "side_files": sorted(checkpoint.files),
@@ -45,6 +47,7 @@ def inspect(checkpoint: Checkpoint) -> dict[str, Any]:
             "evidence": str(best),
         }
         report["model"] = _model(checkpoint, weights, pairs, best.spelling, problems)
+        report["towers"] = towers(weights, best.spelling, problems) if weights else []
     if pairs:
         report["adapter"] = _adapter(checkpoint, pairs, problems)
     elif "adapter_config" in checkpoint.metadata:

@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 
 from gemma_convert.convert import dtypes
-from gemma_convert.convert.carry import Carried, carry, chosen, replaced
+from gemma_convert.convert.carry import carry, chosen, hf_form
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import AdapterError, ConfigError, InputError, LayoutError
-from gemma_convert.convert.hf_form import HEAD, Form, form_of
+from gemma_convert.convert.hf_form import require_whole
 from gemma_convert.convert.layouts import HF, TUNIX, Layout, Spelling
 from gemma_convert.convert.model import Model, read_model
 from gemma_convert.convert.parts import Parts, take_apart
 from gemma_convert.convert.plan import Plan, make_plan, reached
 from gemma_convert.convert.registry import families, named_model
 from gemma_convert.convert.relayout import relayout
-from gemma_convert.convert.tensor import Tensor, ancestry, cast
+from gemma_convert.convert.tensor import Tensor, ancestry
 from gemma_convert.convert.values import Revalued
 from gemma_convert.convert.vocabulary import as_stored, embedding_name, fit_vocabulary
 from gemma_convert.surgery.adapter import Adapter, Pair, check_rank, check_values, resolve_alpha
@@ -100,7 +100,7 @@ def convert(
         if parts is not None:
             _require_plain_weights(parts)
     if to is HF:
-        form, carried = _hf_form(reference, dims, donor, other or own, dtype, computed_dtype)
+        form, carried = hf_form(reference, dims, donor, other or own, dtype, computed_dtype)
         spelling = Spelling(HF, form.prefix)
     else:
         spelling = Spelling(to, to.default_prefix)
@@ -124,7 +124,7 @@ def convert(
         target = merge(target, [adapter], dims, spelling)
     tensors = {**target.tensors, **(carried.tensors if form is None else form.others)}
     if form is not None:
-        _require_whole(reference.source, form, dims, donor is own)
+        require_whole(reference.source, form, dims, donor is own)
         target = target.replace(notes=target.notes + form.notes)
     target = target.replace(
         config=form.config if form is not None else reference.config,
@@ -189,38 +189,6 @@ def _model(reference: Checkpoint, name: str | None) -> Model:
             "--model",
         )
     return named_model(name)
-
-
-def _hf_form(
-    reference: Checkpoint,
-    model: Model,
-    donor: Parts,
-    parts: Parts,
-    dtype: DType | None,
-    computed: DType | None,
-) -> tuple[Form, Carried]:
-    """The form of a Hugging Face output.
-
-    What ``reference`` has beside its text is copied as it is, but for the towers that the source
-    has itself.
-    """
-    is_hf = parts.spelling is not None and parts.spelling.layout is HF
-    found = parts.spelling.prefix if parts.spelling is not None and is_hf else None
-    towers = () if is_hf and donor is parts else donor.known
-    carried = carry(
-        towers,
-        Spelling(HF, found or model.family.nested_prefix),
-        like=parts.known if is_hf else (),
-        dtype=dtype,
-        computed=computed,
-    )
-    carried.reasons |= replaced(parts, towers) if is_hf else {}
-    copied = {
-        name: _stored(tensor, dtype)
-        for name, tensor in (parts.towers.items() if is_hf else ())
-        if id(tensor) not in carried.reasons
-    }
-    return form_of(reference, model, found, {**copied, **carried.tensors}), carried
 
 
 def _base_parts(base: Checkpoint, model: Model) -> Parts:
@@ -304,23 +272,6 @@ def _require_plain_weights(parts: Parts) -> None:
             )
 
 
-def _require_whole(where: str, form: Form, model: Model, own_weights: bool) -> None:
-    """Refuse a Hugging Face output that lacks what its config.json announces."""
-    for kind in ("vision", "audio"):
-        announced = isinstance(form.config.get(f"{kind}_config"), Mapping)
-        if own_weights and announced and not any(kind in name for name in form.others):
-            raise ConfigError(
-                f"{where}: config.json has {kind}_config, but no such weights are "
-                "there: the output would load with random ones",
-                "give a base with its weights, or a text-only config.json",
-            )
-    if not model.tied and not any(name.endswith(HEAD) for name in form.others):
-        raise ConfigError(
-            f"{where}: config.json: tie_word_embeddings is false, but there is no {HEAD}",
-            "set it to true if the model's head is its embedding",
-        )
-
-
 def _require_tied(model: Model) -> None:
     """Refuse models with a head of their own where the weights are or become Tunix's."""
     if not model.tied:
@@ -355,9 +306,3 @@ def _in_order(tensors: dict[str, Tensor], base: Checkpoint) -> dict[str, Tensor]
     """The tensors in the base's order, those that it does not have last."""
     order = {name: position for position, name in enumerate(base)}
     return dict(sorted(tensors.items(), key=lambda item: order.get(item[0], len(order))))
-
-
-def _stored(tensor: Tensor, dtype: DType | None) -> Tensor:
-    if dtype is None or not dtypes.is_float(tensor.dtype):
-        return tensor
-    return cast(tensor, dtype)

@@ -68,6 +68,10 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         sizes = ", ".join(f"{a} {'/'.join(map(str, s))}" for a, s in model["sizes"].items())
         rows += [("model", text), ("sizes", sizes)]
         rows += [("rope", f"{kind}: {_rope_text(x)}") for kind, x in model.get("rope", {}).items()]
+    rows += [
+        (f"{t['part']} tower", f"{t['name']}, {t['layers']} layers, {t['tensors']} tensors")
+        for t in report["towers"]
+    ]
     dtypes = ", ".join(f"{count:,} {dtype}" for dtype, count in report["dtypes"].items())
     rows.append(("parameters", f"{dtypes} in {report['tensors']} tensors"))
     rows.append(("bytes", size_text(report["bytes"])))

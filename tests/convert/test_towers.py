@@ -11,6 +11,7 @@ import pytest
 
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import ConfigError, LayoutError
+from gemma_convert.convert.inspect import inspect
 from gemma_convert.convert.jobs import convert
 from gemma_convert.convert.layouts import HF, LAYOUTS, Layout
 from gemma_convert.convert.readers import open_checkpoint
@@ -282,3 +283,38 @@ def test_a_tower_of_which_the_config_says_nothing_is_left_out(saved: Any) -> Non
         "not part of the text model, nor of a tower that config.json describes"
     }
     assert len(target.dropped) == len([n for n in source if "language_model" not in n])
+
+
+@pytest.mark.parametrize(("case", "name"), [("gemma3", "hf"), ("gemma4-e2b", "hf"), *PAIRS])
+def test_inspect_shows_the_towers(saved: Any, case: str, name: str) -> None:
+    source = open_checkpoint(saved(case))
+    report = inspect(source if name == "hf" else tree_of(saved(case), LAYOUTS[name]))
+    vision = "siglip" if case == "gemma3" else "gemma4_vision"
+    expected = [("vision", vision, 3)] + [("audio", "gemma4_audio", 2)] * ("e2b" in case)
+    assert [(t["part"], t["name"], t["layers"]) for t in report["towers"]] == expected
+    if name == "hf":
+        assert not report["disagreements"]
+        others = [n for n in source if "language_model" not in n]
+        assert sum(t["tensors"] for t in report["towers"]) == len(others)
+        assert sum(t["parameters"] for t in report["towers"]) == sum(source[n].size for n in others)
+    assert report["layout"]["evidence"].split(" names")[0].split(" of ")[0] == str(
+        report["tensors"]
+    )
+
+
+def test_the_layout_with_towers_is_recognised(saved: Any) -> None:
+    """Tunix 0.1.7 and later name the text alike, but only the later have Gemma 4's towers."""
+    tree = tree_of(saved("gemma4"), LAYOUTS["tunix-head"])
+    assert inspect(tree)["layout"]["name"] == "tunix-head"
+    text = without_towers(tree, ("vision_encoder", "embedder.mm_"))
+    assert inspect(text)["layout"]["name"] == "tunix"
+
+
+def test_inspect_tells_where_a_tower_disagrees(saved: Any) -> None:
+    source = open_checkpoint(saved("gemma3"))
+    short = {n: t for n, t in source.items() if not n.endswith("mm_input_projection_weight")}
+    found = inspect(source.replace(tensors=short))["disagreements"]
+    assert found == ["multi_modal_projector.mm_input_projection_weight: missing (projection)"]
+    vision = {**source.config["vision_config"], "num_attention_heads": 4}
+    wrong = source.replace(config={**source.config, "vision_config": vision})
+    assert "hidden_size is 35, expected a multiple" in inspect(wrong)["disagreements"][0]

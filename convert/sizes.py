@@ -8,6 +8,7 @@ from typing import Any
 from gemma_convert.convert.errors import ConfigError
 from gemma_convert.convert.stacking import MOST_LAYERS
 
+
 def positive(values: Mapping[str, Any], key: str) -> int:
     """The positive whole number under ``key``.
 

@@ -182,8 +182,8 @@ PROJECTION = row(
 
 STACKED = Stacking(
     "vision_encoder/transformer/layer_{i}/",
-    (Place("vision_encoder/transformer/stacked_layers/block/{path}", axes="j"),),
-    axis=0,
+    (Place("vision_encoder/transformer/stacked_layers/block/{path}", axes="b"),),
+    period=1,
 )
 """DeepMind's library keeps all layers of this tower in one array, whatever the text model does."""
 

@@ -31,7 +31,7 @@ from gemma_convert.surgery.merge_lora import merge
 
 DType = np.dtype[Any]
 
-_UNKNOWN = "not part of the text model, nor of a tower that config.json describes"
+_UNKNOWN = "not part of the text model, nor of a tower known here that config.json describes"
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def test_towers_left_out_have_their_own_reason() -> None:
     factors = random_factors(model, Spelling(TUNIX, ""), 2, F32).replace(source="run")
     job = convert(factors, TUNIX, base=base(**tower(F32)), alpha=4.0)
     assert job.plan.dropped == {
-        TOWER: "not part of the text model, nor of a tower that config.json describes"
+        TOWER: "not part of the text model, nor of a tower known here that config.json describes"
     }
 
 

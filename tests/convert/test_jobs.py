@@ -188,7 +188,7 @@ def test_hf_to_orbax_and_back_is_bit_exact(dtype: np.dtype[Any] | None) -> None:
 def test_hf_to_orbax_tells_what_it_leaves_out() -> None:
     tower = {"model.vision_tower.weight": np.ones(3, np.float32)}
     ours = memory({**base_arrays(GEMMA4, "model.language_model."), **tower}, config=GEMMA4)
-    reason = "not part of the text model, nor of a tower that config.json describes"
+    reason = "not part of the text model, nor of a tower known here that config.json describes"
     assert hf_to_orbax(ours).plan.dropped == {"model.vision_tower.weight": reason}
 
 

@@ -8,18 +8,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import ConfigError, LayoutError
 from gemma_convert.convert.inspect import inspect
 from gemma_convert.convert.jobs import convert
-from gemma_convert.convert.layouts import HF, LAYOUTS, Layout
+from gemma_convert.convert.layouts import HF, LAYOUTS, Layout, Spelling
+from gemma_convert.convert.model import read_model
 from gemma_convert.convert.readers import open_checkpoint
+from gemma_convert.convert.registry import families
+from gemma_convert.convert.relayout import relayout
+from gemma_convert.convert.stack import stacked
 from gemma_convert.convert.tensor import Array, ArrayTensor
 from gemma_convert.convert.writers.orbax import verify_orbax, write_orbax
 from gemma_convert.convert.writers.orbax_tree import FORMS
 from tests import tiny_towers, tower_law
 from tests.checkpoints import BF16, F32, arrays, assert_same_bits, memory
+from tests.strategies import tower_configs
 
 PAIRS = [
     (case, layout)
@@ -280,7 +286,7 @@ def test_a_tower_of_which_the_config_says_nothing_is_left_out(saved: Any) -> Non
     config = {key: value for key, value in source.config.items() if key != "vision_config"}
     target = convert(source.replace(config=config), LAYOUTS["tunix"]).plan.target
     assert set(target.dropped.values()) == {
-        "not part of the text model, nor of a tower that config.json describes"
+        "not part of the text model, nor of a tower known here that config.json describes"
     }
     assert len(target.dropped) == len([n for n in source if "language_model" not in n])
 
@@ -318,3 +324,35 @@ def test_inspect_tells_where_a_tower_disagrees(saved: Any) -> None:
     vision = {**source.config["vision_config"], "num_attention_heads": 4}
     wrong = source.replace(config={**source.config, "vision_config": vision})
     assert "hidden_size is 35, expected a multiple" in inspect(wrong)["disagreements"][0]
+
+
+@settings(max_examples=40)
+@given(tower_configs())
+def test_there_and_back_at_any_size(config: dict[str, Any]) -> None:
+    """Every tower through every layout that has it: names, shapes and bits come back."""
+    model = read_model(config, families())
+    assert model.towers
+    for tower in model.towers:
+        network = tower.network()
+        deepmind = Spelling(LAYOUTS["deepmind"], "transformer/")
+        random = np.random.default_rng(1)
+        values = {
+            deepmind.prefix + name: random.normal(0, 1, parameter.shape(deepmind.layout))
+            for parameter in network.parameters()
+            for name, _ in parameter.parts(deepmind.layout)
+        }
+        jax = stacked(memory(values, source="jax"), network, deepmind)
+        hf = relayout(jax, network, deepmind, Spelling(HF, "model."))
+        assert_same_bits(
+            arrays(relayout(hf, network, Spelling(HF, "model."), deepmind)), arrays(jax)
+        )
+        for layout in LAYOUTS.values():
+            if network.is_in(layout):
+                there = relayout(hf, network, Spelling(HF, "model."), Spelling(layout, ""))
+                back = relayout(there, network, Spelling(layout, ""), Spelling(HF, ""))
+                shorter = {name.removeprefix("model."): a for name, a in arrays(hf).items()}
+                norm = "multi_modal_projector.mm_soft_emb_norm.weight"  # 1 + w in MaxText
+                if "maxtext" in layout.name and norm in shorter:
+                    assert np.allclose(back[norm].numpy(), shorter.pop(norm), rtol=0, atol=1e-15)
+                    back = back.replace(tensors={n: t for n, t in back.items() if n != norm})
+                assert_same_bits(arrays(back), shorter)

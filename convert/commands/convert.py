@@ -8,10 +8,12 @@ import click
 
 from gemma_convert.convert.commands.options import (
     LAYOUT_NAMES,
+    PushOptions,
     WriteOptions,
     alpha_option,
     base_option,
     computed_dtype_option,
+    push_options,
     step_option,
     write_options,
 )
@@ -36,6 +38,7 @@ from gemma_convert.convert.commands.options import (
 @click.option("--model", help="Public model of a source without a config, such as gemma-4-31b.")
 @alpha_option
 @step_option
+@push_options
 @write_options
 def command(
     source: Path,
@@ -46,6 +49,7 @@ def command(
     model: str | None,
     alpha: float | None,
     step: int | None,
+    push: PushOptions | None,
     options: WriteOptions,
 ) -> None:
     """Turn SOURCE, in whatever layout it is, into another layout; LoRA factors are merged.
@@ -74,4 +78,5 @@ def command(
         computed_dtype=from_config(computed_dtype) if computed_dtype else None,
         layout=LAYOUTS[layout] if layout else None,
     )
-    execute(job, options, inputs=(source,) if base is None else (source, base))
+    inputs = (source,) if base is None else (source, base)
+    execute(job, options, inputs=inputs, push=push)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gemma_convert.console import command_line, progress
-from gemma_convert.convert.commands.options import WriteOptions
+from gemma_convert.convert.commands.options import PushOptions, WriteOptions
+from gemma_convert.convert.commands.push_directory import check_push, push_output
 from gemma_convert.convert.commands.report import show_ledger, show_notes, show_plan
 from gemma_convert.convert.jobs import Job
 from gemma_convert.convert.layouts import HF
@@ -16,19 +17,27 @@ from gemma_convert.convert.run import check_run, run
 _Advance = Callable[[int], None]
 
 
-def execute(job: Job, options: WriteOptions, inputs: Sequence[Path]) -> None:
+def execute(
+    job: Job,
+    options: WriteOptions,
+    inputs: Sequence[Path],
+    push: PushOptions | None = None,
+) -> None:
     """Carry out ``job``, or with ``--dry-run`` show what it would do.
 
     Args:
         job: What to do.
         options: Where and how.
         inputs: The paths of the inputs as the user gave them; the output must lie outside.
+        push: Where to push the output, if anywhere.
 
     Raises:
         OutputError: If the output must not be written or what was written reads back wrong.
     """
     if not options.quiet:
         show_notes(job)
+    if push is not None:  # hours of work must not end at a wrong name
+        check_push(push)
     if options.dry_run:
         check_run(job, options.out, force=options.force, inputs=inputs)
         show_plan(job, as_json=options.as_json)
@@ -52,6 +61,8 @@ def execute(job: Job, options: WriteOptions, inputs: Sequence[Path]) -> None:
     )
     if options.as_json or not options.quiet:
         show_ledger(ledger, as_json=options.as_json)
+    if push is not None:
+        push_output(options.out, push, quiet=options.quiet or options.as_json)
 
 
 def _write_hf(job: Job, directory: Path, shard_bytes: int, advance: _Advance) -> dict[str, str]:

@@ -7,9 +7,11 @@ from pathlib import Path
 import click
 
 from gemma_convert.convert.commands.options import (
+    PushOptions,
     WriteOptions,
     alpha_option,
     base_option,
+    push_options,
     step_option,
     write_options,
 )
@@ -20,12 +22,14 @@ from gemma_convert.convert.commands.options import (
 @base_option
 @alpha_option
 @step_option
+@push_options
 @write_options
 def command(
     checkpoint: Path,
     base: Path | None,
     alpha: float | None,
     step: int | None,
+    push: PushOptions | None,
     options: WriteOptions,
 ) -> None:
     """Turn an Orbax CHECKPOINT of Tunix or DeepMind's library into a Hugging Face directory.
@@ -50,4 +54,4 @@ def command(
         alpha=alpha,
         dtype=from_config(options.dtype) if options.dtype else None,
     )
-    execute(job, options, inputs=(checkpoint, base))
+    execute(job, options, inputs=(checkpoint, base), push=push)

@@ -18,6 +18,7 @@ COMMANDS = {
     "orbax-to-hf": "gemma_convert.convert.commands.orbax_to_hf",
     "hf-to-orbax": "gemma_convert.convert.commands.hf_to_orbax",
     "convert": "gemma_convert.convert.commands.convert",
+    "push": "gemma_convert.convert.commands.push",
     "inspect": "gemma_convert.convert.commands.inspect",
     "layouts": "gemma_convert.convert.commands.layouts",
     "demo": "gemma_convert.convert.commands.demo",

@@ -12,6 +12,7 @@ import base64
 import hashlib
 import json
 import re
+import socket
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterator
@@ -156,16 +157,17 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             hub.on_request(self.command, path)
             fault = hub.fault(self.command, path)
             try:
-                if fault is not None and fault.status == 0:
-                    self._close_halfway()
                 length = int(self.headers.get("Content-Length") or 0)
+                if fault is not None and fault.status == 0:
+                    self.rfile.read(length // 2)
+                    self._close()
                 body = self.rfile.read(length)
                 if fault is not None and fault.status > 0:
                     self._reply(fault.status, b'{"error": "injected"}', fault.headers)
                     return
                 status, data, headers = self._route(path, body)
                 if fault is not None:
-                    self._close_halfway()
+                    self._close()
                 self._reply(status, data, headers)
             except _Refused as error:
                 headers = {"X-Error-Code": error.code} if error.code else {}
@@ -175,10 +177,9 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             except _Closed:
                 return
 
-        def _close_halfway(self) -> None:
-            self.rfile.read(min(100, int(self.headers.get("Content-Length") or 0)))
+        def _close(self) -> None:
             self.close_connection = True
-            self.connection.close()
+            self.connection.shutdown(socket.SHUT_RDWR)
             raise _Closed
 
         def _reply(self, status: int, data: bytes, headers: dict[str, str]) -> None:

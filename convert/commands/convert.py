@@ -8,15 +8,14 @@ import click
 
 from gemma_convert.convert.commands.options import (
     LAYOUT_NAMES,
-    PushOptions,
     WriteOptions,
     alpha_option,
     base_option,
     computed_dtype_option,
-    push_options,
     step_option,
     write_options,
 )
+from gemma_convert.convert.commands.push_options import PushOptions, push_options
 
 
 @click.command("convert")

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gemma_convert.console import command_line, progress
-from gemma_convert.convert.commands.options import PushOptions, WriteOptions
+from gemma_convert.convert.commands.options import WriteOptions
 from gemma_convert.convert.commands.push_directory import check_push, push_output
+from gemma_convert.convert.commands.push_options import PushOptions
 from gemma_convert.convert.commands.report import show_ledger, show_notes, show_plan
 from gemma_convert.convert.jobs import Job
 from gemma_convert.convert.layouts import HF

@@ -7,14 +7,13 @@ from pathlib import Path
 import click
 
 from gemma_convert.convert.commands.options import (
-    PushOptions,
     WriteOptions,
     alpha_option,
     base_option,
-    push_options,
     step_option,
     write_options,
 )
+from gemma_convert.convert.commands.push_options import PushOptions, push_options
 
 
 @click.command("orbax-to-hf")

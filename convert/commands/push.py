@@ -42,8 +42,8 @@ def command(
     Example:
       gemma-convert push merged/ my-org/gemma-3-270m-sft --base-model google/gemma-3-270m
     """
-    from gemma_convert.convert.commands.options import PushOptions
     from gemma_convert.convert.commands.push_directory import push_directory
+    from gemma_convert.convert.commands.push_options import PushOptions
 
     options = PushOptions(repo, public, yes, base_model, license_name)
     push_directory(directory, options, dry_run=dry_run, as_json=as_json, quiet=quiet)

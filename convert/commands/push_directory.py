@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from gemma_convert.console import print_json, progress, size_text
-from gemma_convert.convert.commands.options import PushOptions
+from gemma_convert.convert.commands.push_options import PushOptions
 from gemma_convert.convert.errors import GemmaConvertError, RemoteError
 from gemma_convert.convert.hub.front_matter import read_front_matter
 from gemma_convert.convert.hub.model_card import CARD_NAME

@@ -20,16 +20,17 @@ def command(path: Path, step: int | None, tensors: bool, as_json: bool, quiet: b
 
     Understands Orbax checkpoints, safetensors files, Hugging Face directories and PEFT adapters:
     format, layout, model, dtypes, LoRA ranks and alpha, steps, and where config.json and tensors
-    disagree.
+    disagree. PATH may be a repository on the Hub (hf://ORG/NAME@REV) or a bucket (gs://...), of
+    which only headers are fetched.
 
     \b
     Example:
       gemma-convert inspect runs/sft/1244 --tensors
     """
     from gemma_convert.convert.inspect import inspect, tensor_list
-    from gemma_convert.convert.readers import open_checkpoint
+    from gemma_convert.convert.readers import open_headers
 
-    checkpoint = open_checkpoint(path, step)
+    checkpoint = open_headers(path, step)
     report = inspect(checkpoint)
     if tensors:
         report["tensor_list"] = tensor_list(checkpoint)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from gemma_convert.convert.hub.model_card import CARD_NAME
 from gemma_convert.convert.hub.names import parse_repo_id
 from gemma_convert.convert.hub.push import Push, check_target, plan_push, push
 from gemma_convert.convert.hub.remote_state import RemoteState
-from gemma_convert.convert.hub.session import hub_api, require_token
+from gemma_convert.convert.hub.session import bars_on_terminals, hub_api, require_token
 from gemma_convert.convert.hub.source import read_source
 
 
@@ -64,7 +63,7 @@ def push_directory(
         return
     if not options.yes:
         _ask(plan)
-    with _bars(quiet=quiet):
+    with bars_on_terminals(quiet=quiet):
         done = push(api, plan, _say(quiet=quiet))
     _show_done(done, as_json=as_json, quiet=quiet)
 
@@ -101,21 +100,6 @@ def _ask(plan: Push) -> None:
 
 def _say(*, quiet: bool) -> Callable[[str], None]:
     return (lambda line: None) if quiet else (lambda line: click.echo(line, err=True))
-
-
-@contextmanager
-def _bars(*, quiet: bool) -> Iterator[None]:
-    """Show the Hub client's own progress bars on a terminal, and nowhere else."""
-    from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
-
-    if sys.stderr.isatty() and not quiet:
-        yield
-        return
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        enable_progress_bars()
 
 
 def plan_json(plan: Push) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,6 +39,10 @@ _BY_STATUS = {
 
 class PassingError(RemoteError):
     """A failure that may pass by itself: the network, a rate limit, a fault of the server."""
+
+
+class OfflineError(RemoteError):
+    """The network must not be used."""
 
 
 def hub_api() -> HfApi:
@@ -86,10 +91,12 @@ def _translated(what: str, error: Exception) -> GemmaConvertError | None:
     import httpx
     from huggingface_hub import errors
 
+    if isinstance(error, errors.RevisionResolutionError) and isinstance(error.__cause__, Exception):
+        return _translated(what, error.__cause__)
     if isinstance(error, errors.LocalEntryNotFoundError):
         return _failed(f"{what}: it cannot be fetched and is not in the cache", error)
     if isinstance(error, errors.OfflineModeIsEnabled):
-        return RemoteError(f"{what}: HF_HUB_OFFLINE forbids the network", "unset it")
+        return OfflineError(f"{what}: HF_HUB_OFFLINE forbids the network", "unset it")
     if isinstance(error, errors.HFValidationError):
         return InputError(f"{what}: {_gist(error)}", "give it as ORG/NAME")
     if isinstance(error, errors.HfHubHTTPError):
@@ -116,6 +123,26 @@ def _refused(what: str, error: Any) -> RemoteError:
 
 def _failed(why: str, error: Exception) -> RemoteError:
     return PassingError(f"{why} ({_gist(error)})", "check the network, then " + _AGAIN)
+
+
+@contextmanager
+def bars_on_terminals(*, quiet: bool = False) -> Iterator[None]:
+    """Let the Hub's client draw its progress bars on a terminal, and nowhere else."""
+    from huggingface_hub.utils.tqdm import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+
+    drawn = sys.stderr.isatty() and not quiet
+    if drawn or are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
 
 
 def patiently(call: Callable[[], _Value]) -> _Value:

@@ -574,7 +574,7 @@ def test_detects_orbax(sample: str) -> None:
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="nowhere does not exist; check the path; a Hub id must"):
+    with pytest.raises(InputError, match="nowhere does not exist; check the path; a Hub id is"):
         open_checkpoint(tmp_path / "nowhere")
     with pytest.raises(InputError, match="is an empty directory; give the directory with the"):
         open_checkpoint(tmp_path)

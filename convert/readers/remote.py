@@ -9,11 +9,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from gemma_convert.convert.bucket.objects import GS
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.hub.names import SCHEME, plain_hub_path
-
-GS = "gs://"
 
 # A shell word that went through pathlib has lost one of the two slashes.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)")
@@ -52,10 +51,9 @@ def open_remote(
 
         return open_hub(url, step, base=base, headers_only=headers_only)
     if url.startswith(GS):
-        from gemma_convert.convert.readers.bucket import open_bucket
+        from gemma_convert.convert.bucket.read import open_bucket
 
-        opened: Checkpoint = open_bucket(url, step, base=base)
-        return opened
+        return open_bucket(url, step, base=base)
     scheme = url.split("://")[0]
     raise InputError(
         f"{url}: paths of {scheme}:// are not read",

@@ -47,10 +47,7 @@ def make_ledger(job: Job, command: list[str], seconds: float) -> dict[str, Any]:
             "name": job.model.name,
             "layers": len(job.model.layers),
         },
-        "inputs": [
-            {"path": s.source, "format": s.format, "fingerprint": dict(s.fingerprint)}
-            for s in plan.sources
-        ],
+        "inputs": input_entries(job),
         "counts": plan.counts,
         "dropped": dict(plan.dropped),
         "bytes": plan.target.nbytes,
@@ -88,6 +85,14 @@ def _computed(target: Mapping[str, Tensor]) -> dict[str, Any]:
         "not_exact": sum(lost for lost, _ in found.values()),
         "not_exact_by_tensor": {name: lost for name, (lost, _) in found.items() if lost},
     }
+
+
+def input_entries(job: Job) -> list[dict[str, Any]]:
+    """What identifies the inputs of ``job``."""
+    return [
+        {"path": s.source, "format": s.format, "fingerprint": dict(s.fingerprint)}
+        for s in job.plan.sources
+    ]
 
 
 def _adapter(job: Job, adapter: Adapter) -> dict[str, Any]:

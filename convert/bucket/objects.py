@@ -105,6 +105,11 @@ class Objects:
         with bucket_errors(str(path)):
             self._files.put_file(str(local), path.key)
 
+    def write(self, data: bytes, path: BucketPath) -> None:
+        """Write a small object."""
+        with bucket_errors(str(path)):
+            self._files.pipe_file(path.key, data)
+
     def copy(self, source: BucketPath, target: BucketPath) -> None:
         """Copy an object inside the storage."""
         with bucket_errors(str(target)):

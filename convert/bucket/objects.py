@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import base64
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -140,6 +141,8 @@ def _file_system() -> Any:
         raise InputError(
             "paths of gs:// need the package gcsfs", "pip install 'gemma-convert[gcs]'"
         ) from error
+    # It logs with a traceback what it raises too; the error's one line says it here.
+    logging.getLogger("gcsfs").addHandler(logging.NullHandler())
     emulated = {"token": "anon"} if os.environ.get("STORAGE_EMULATOR_HOST") else {}
     with bucket_errors("gs://"):
         return GCSFileSystem(

@@ -183,6 +183,22 @@ def test_an_empty_prefix(bucket: Bucket, base: object) -> None:
         open_checkpoint(bucket.url("nothing"))
 
 
+def test_no_connection(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import gcsfs.retry
+
+    async def at_once(seconds: float) -> None:
+        pass
+
+    monkeypatch.setattr(gcsfs.retry.asyncio, "sleep", at_once)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "127.0.0.1:9")  # nobody listens there
+    assert run_cli("inspect", "gs://b/x") == 1
+    err = capfd.readouterr().err
+    assert err.startswith("error: gs://b/x: the storage cannot be used (Cannot connect to host")
+    assert len(err.splitlines()) == 1
+
+
 def test_without_gcsfs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(InputError, match=r"the package gcsfs; pip install 'gemma-convert\[gcs"):

@@ -212,7 +212,7 @@ def test_a_bug_says_that_it_is_one(
     def broken(*args: Any) -> None:
         raise ValueError("two\nlines")
 
-    monkeypatch.setattr("gemma_convert.convert.readers.open_checkpoint", broken)
+    monkeypatch.setattr("gemma_convert.convert.readers.open_headers", broken)
     assert run_cli("inspect", tmp_path) == 1
     line = "error: ValueError: two lines (a bug here; run again with --debug and report it)\n"
     assert capsys.readouterr().err == line
@@ -224,7 +224,7 @@ def test_interrupted(
     def interrupt(*args: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gemma_convert.convert.readers.open_checkpoint", interrupt)
+    monkeypatch.setattr("gemma_convert.convert.readers.open_headers", interrupt)
     assert run_cli("inspect", tmp_path) == 130
     assert capsys.readouterr().err.strip() == "interrupted"
 

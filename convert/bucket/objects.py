@@ -178,6 +178,6 @@ def _translated(what: str, error: Exception) -> GemmaConvertError | None:
         return RemoteError(
             f"{what}: no credentials ({gist})", "run `gcloud auth application-default login`"
         )
-    if module in ("gcsfs", "aiohttp") or isinstance(error, OSError | TimeoutError):
+    if module in ("gcsfs", "aiohttp", "requests") or isinstance(error, OSError | ValueError):
         return RemoteError(f"{what}: the storage cannot be used ({gist})", "run again")
     return None

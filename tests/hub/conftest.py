@@ -15,7 +15,6 @@ from tests.hub_server import TOKEN, Hub, running_hub
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """An empty Hub that knows `TOKEN`; pauses between attempts are cut short."""
     from huggingface_hub import constants
-    from huggingface_hub.utils import close_session
 
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     # Read when huggingface_hub is imported, which another test may have done.
@@ -28,4 +27,3 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     with running_hub() as running:
         monkeypatch.setenv("HF_ENDPOINT", running.endpoint)
         yield running
-        close_session()

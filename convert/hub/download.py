@@ -51,11 +51,13 @@ def open_hub(
 
     path = parse_hub_path(url)
     api = hub_api()
+    notes: tuple[str, ...] = ()
     try:
         commit, sizes = patiently(lambda: _listed(api, path))
     except RemoteError as error:
         local = _cached(path, error)
         pinned = HubPath(path.repo, local.name, path.folder)
+        notes = (f"{path}: the Hub is out of reach, what the cache has of it is used",)
     else:
         pinned = HubPath(path.repo, commit, path.folder)
         if headers_only and any(is_shard(name) for name in sizes):
@@ -63,7 +65,7 @@ def open_hub(
         local = _fetched(api, pinned, sizes, step)
     directory = local / path.folder
     opened = open_base(directory) if base else open_checkpoint(directory, step)
-    return opened.replace(source=str(pinned))
+    return opened.replace(source=str(pinned), notes=(*notes, *opened.notes))
 
 
 def _listed(api: HfApi, path: HubPath) -> tuple[str, dict[str, int]]:

@@ -48,9 +48,12 @@ class OfflineError(RemoteError):
 def hub_api() -> HfApi:
     """A client for the Hub, or for the server that ``HF_ENDPOINT`` names."""
     from huggingface_hub import HfApi
+    from huggingface_hub.utils import logging
 
     from gemma_convert import __version__
 
+    if "HF_HUB_VERBOSITY" not in os.environ:
+        logging.set_verbosity_error()  # what fails for good is said here, in one line
     return HfApi(
         endpoint=os.environ.get("HF_ENDPOINT"),
         library_name="gemma-convert",

@@ -119,6 +119,8 @@ def test_without_a_connection_the_cache_serves(
         opened = open_base(Path(REPO))
         assert_same_bits(arrays(opened), read_hf(base))
         assert opened.source == f"hf://{REPO}@{hub.repos[REPO].head}"
+        note = f"hf://{REPO}: the Hub is out of reach, what the cache has of it is used"
+        assert opened.notes == (note,)
         assert run_cli("inspect", "hf://google/never-fetched") == 1
     finally:
         close_session()

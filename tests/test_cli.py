@@ -195,9 +195,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_error_is_one_line_and_debug_shows_more(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli("inspect", "/no/such/path") == 1
-    line = (
-        "error: /no/such/path does not exist; check the path; a Hub id is ORG/NAME\n"
-    )
+    line = "error: /no/such/path does not exist; check the path; a Hub id is ORG/NAME\n"
     assert capsys.readouterr() == ("", line)
     assert run_cli("inspect", "/no/such/path", "--debug") == 1
     captured = capsys.readouterr()

@@ -31,7 +31,8 @@ class Card:
         config: config.json; empty for an adapter.
         adapter_config: adapter_config.json of a PEFT adapter; empty for a model.
         ledger: conversion.json, without local paths; empty if there is none.
-        validation: The result of a validation, if there is one.
+        validation: Results of checks, as ``gemma-convert validate --json`` prints them: ``title``,
+            ``passed`` and ``summary``.
         base_model: The base's Hub id, if known.
         license: The base's `LICENSE_KEYS`.
         layout: Layout of an Orbax checkpoint; empty for safetensors.
@@ -41,7 +42,7 @@ class Card:
     config: Mapping[str, Any] = field(default_factory=dict)
     adapter_config: Mapping[str, Any] = field(default_factory=dict)
     ledger: Mapping[str, Any] = field(default_factory=dict)
-    validation: Mapping[str, Any] = field(default_factory=dict)
+    validation: Sequence[Mapping[str, Any]] = ()
     base_model: str | None = None
     license: Mapping[str, Any] = field(default_factory=dict)
     layout: str = ""
@@ -137,8 +138,9 @@ def _use_adapter(card: Card) -> tuple[str, str]:
 
 
 def _lora_rank(config: Mapping[str, Any]) -> str:
-    """VLLM refuses adapters of a rank above 16 unless told."""
-    ranks = [config.get("r"), *dict(config.get("rank_pattern") or {}).values()]
+    """The option without which vLLM refuses adapters of a rank above 16."""
+    pattern = config.get("rank_pattern")
+    ranks = [config.get("r"), *(pattern.values() if isinstance(pattern, Mapping) else ())]
     largest = max((rank for rank in ranks if isinstance(rank, int)), default=0)
     return f" --max-lora-rank {largest}" if largest > 16 else ""
 
@@ -191,13 +193,17 @@ def _conversion(card: Card) -> str:
 
 
 def _validation(card: Card) -> str:
-    plain = {
-        key: value
-        for key, value in card.validation.items()
-        if isinstance(value, str | int | float | bool)
-    }
-    rows = [(key.replace("_", " "), _number(value)) for key, value in plain.items()]
-    return _table("## Validation", rows) if rows else ""
+    sections = [_verdict(result) for result in card.validation if isinstance(result, Mapping)]
+    return "\n\n".join(["## Validation", *sections]) if sections else ""
+
+
+def _verdict(result: Mapping[str, Any]) -> str:
+    """One check: its title, whether it passed, and its summary."""
+    verdict = {True: "passed", False: "FAILED"}.get(result.get("passed", ""), "not told")
+    summary = result.get("summary")
+    rows = [(str(k), str(v)) for k, v in summary.items()] if isinstance(summary, Mapping) else []
+    title = _cell(str(result.get("title") or result.get("check") or "check"))
+    return _table(f"### {title}", [("verdict", verdict), *rows])
 
 
 def _table(title: str, rows: Sequence[tuple[str, str]]) -> str:

@@ -17,7 +17,7 @@ from gemma_convert.convert.hub.names import SCHEME, is_repo_id, parse_hub_path
 from gemma_convert.convert.hub.public import public_config, public_ledger
 from gemma_convert.convert.ledger import LEDGER_NAME
 from gemma_convert.convert.readers import open_checkpoint
-from gemma_convert.convert.readers.jsonfile import read_bytes, read_object
+from gemma_convert.convert.readers.jsonfile import parse_object, read_bytes, read_object
 from gemma_convert.convert.registry import explain
 
 VALIDATION_NAME = "validation.json"
@@ -100,9 +100,9 @@ def read_source(
         for name in _CONFIGS
         if name in paths
     }
-    validation = ledger.get("validation", {})
+    validation: Any = []
     if VALIDATION_NAME in paths:
-        validation = public_ledger(read_object(paths[VALIDATION_NAME]))
+        validation = _read_validation(paths[VALIDATION_NAME])
         written[VALIDATION_NAME] = _json(validation)
     if ledger:
         written[LEDGER_NAME] = _json(public_ledger(ledger))
@@ -111,7 +111,7 @@ def read_source(
         config=checkpoint.config,
         adapter_config=adapter_config,
         ledger=public_ledger(ledger),
-        validation=validation if isinstance(validation, Mapping) else {},
+        validation=validation if isinstance(validation, list) else [validation],
         base_model=base_model,
         license={"license": license} if license else _license(ledger),
         layout=_layout(checkpoint),
@@ -179,6 +179,16 @@ def _license(ledger: Mapping[str, Any]) -> dict[str, Any]:
             stated = read_front_matter(text, str(readme))
             return {key: stated[key] for key in LICENSE_KEYS if key in stated}
     return {}
+
+
+def _read_validation(path: Path) -> Any:
+    """One result or a list of them, without local paths."""
+    data = read_bytes(path)
+    if not data.lstrip().startswith(b"["):
+        return public_ledger(parse_object(data, str(path)))
+    # A list is parsed as the one value of an object, with the same checks.
+    parsed = parse_object(b'{"results": ' + data + b"}", str(path))
+    return public_ledger(parsed)["results"]
 
 
 def _json(value: Any) -> bytes:

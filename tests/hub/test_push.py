@@ -289,6 +289,29 @@ def test_what_was_written_on_the_hub_stays(hub: Hub, merged: Path) -> None:
     assert repo.files["README.md"].decode() == card + "\nBelow, by hand.\n"
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_the_card_tells_of_validation(hub: Hub, model: Path, several: bool) -> None:
+    """As `validate --json` prints results; their titles may name paths."""
+    result = {
+        "check": "logits",
+        "title": "logits of /home/someone/merged against base",
+        "passed": True,
+        "summary": {"top-1": "100 %", "largest difference": "5.1e-05"},
+        "findings": [],
+    }
+    failed = {**result, "title": "other", "passed": False}
+    results = [result, failed]
+    (model / "validation.json").write_text(json.dumps(results if several else result))
+    assert run_cli("push", model, REPO, "--quiet") == 0
+    files = hub.repos[REPO].files
+    card = files["README.md"].decode()
+    assert "## Validation\n\n### logits of merged against base\n" in card
+    assert "| verdict | passed |\n| top-1 | 100 % |\n| largest difference | 5.1e-05 |" in card
+    assert ("### other\n\n| | |\n|---|---|\n| verdict | FAILED |" in card) == several
+    cleaned = {**result, "title": "logits of merged against base"}
+    assert json.loads(files["validation.json"]) == ([cleaned, failed] if several else cleaned)
+
+
 def test_an_adapter(hub: Hub, tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 

@@ -26,6 +26,7 @@ from gemma_convert.convert.readers.orbax_metadata import (
 )
 from gemma_convert.convert.readers.orbax_steps import STEP_FILE, TREE_FILE, Location, find_tree
 from gemma_convert.convert.readers.orbax_tensor import ChunkCache, OrbaxTensor, damaged
+from gemma_convert.convert.readers.provenance import with_provenance
 
 VALUE_SUFFIX = ".value"
 
@@ -63,7 +64,7 @@ def open_orbax(path: Path, step: int | None = None, item: str | None = None) -> 
     suffix = bool(arrays) and all(name.endswith(VALUE_SUFFIX) for name in arrays)
     if suffix:
         arrays = {name.removesuffix(VALUE_SUFFIX): array for name, array in arrays.items()}
-    return Checkpoint(
+    checkpoint = Checkpoint(
         tensors=in_natural_order(arrays),
         source=str(location.tree),
         format="orbax",
@@ -72,6 +73,7 @@ def open_orbax(path: Path, step: int | None = None, item: str | None = None) -> 
         notes=location.notes,
         fingerprint=_fingerprint(location),
     )
+    return with_provenance(checkpoint, location.tree, *location.tree.resolve().parents[:2])
 
 
 def _open_arrays(tree: Path, metadata: TreeMetadata, leaves: list[Leaf]) -> dict[str, OrbaxTensor]:

@@ -184,11 +184,15 @@ def test_a_peft_adapter(tmp_path: Path) -> None:
     config = {"peft_type": "LORA", "r": 4, "lora_alpha": 32}
     report = inspect(memory(values, metadata={"adapter_config": config}))
     assert report["adapter"] == {
-        "kind": "PEFT LORA",
+        "kind": "PEFT LoRA",
         "pairs": 1,
         "ranks": {"4": 1},
         "alpha": 32,
-        "rank_by_module": {f"{prefix}.lora_A.weight": 4},
+        "rank_by_module": {"layers.0.self_attn.q_proj.weight": 4},
+        "modules": {"self_attn.q_proj": 1},
+        "scales": [8.0],
+        "scale_by_module": {"layers.0.self_attn.q_proj.weight": 8.0},
+        "replaced": [],
     }
 
 

@@ -9,10 +9,13 @@ import click
 from gemma_convert.convert.commands.options import (
     LAYOUT_NAMES,
     WriteOptions,
+    adapter_option,
+    adapter_sources,
     alpha_option,
     base_option,
     computed_dtype_option,
     step_option,
+    weight_option,
     write_options,
 )
 
@@ -35,6 +38,8 @@ from gemma_convert.convert.commands.options import (
 @base_option
 @click.option("--model", help="Public model of a source without a config, such as gemma-4-31b.")
 @alpha_option
+@adapter_option
+@weight_option
 @step_option
 @write_options
 def command(
@@ -45,6 +50,8 @@ def command(
     base: Path | None,
     model: str | None,
     alpha: float | None,
+    adapters: tuple[Path, ...],
+    weights: tuple[float, ...],
     step: int | None,
     options: WriteOptions,
 ) -> None:
@@ -70,8 +77,11 @@ def command(
         base=open_base(base) if base is not None else None,
         model=model,
         alpha=alpha,
+        adapters=adapter_sources(adapters, weights),
+        allow_unchanged=options.allow_unchanged,
+        merge_again=options.force,
         dtype=from_config(options.dtype) if options.dtype else None,
         computed_dtype=from_config(computed_dtype) if computed_dtype else None,
         layout=LAYOUTS[layout] if layout else None,
     )
-    execute(job, options, inputs=(source,) if base is None else (source, base))
+    execute(job, options, inputs=(source, *((base,) if base else ()), *adapters))

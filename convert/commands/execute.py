@@ -14,15 +14,20 @@ from gemma_convert.convert.layouts import HF
 from gemma_convert.convert.run import check_run, run
 
 _Advance = Callable[[int], None]
+Writer = Callable[[Path, _Advance], dict[str, str]]
+"""Writes into an empty directory, telling bytes; returns file names with their sha256, if known."""
 
 
-def execute(job: Job, options: WriteOptions, inputs: Sequence[Path]) -> None:
+def execute(
+    job: Job, options: WriteOptions, inputs: Sequence[Path], writer: Writer | None = None
+) -> None:
     """Carry out ``job``, or with ``--dry-run`` show what it would do.
 
     Args:
         job: What to do.
         options: Where and how.
         inputs: The paths of the inputs as the user gave them; the output must lie outside.
+        writer: How to write and verify it; by default as a model of the job's layout.
 
     Raises:
         OutputError: If the output must not be written or what was written reads back wrong.
@@ -37,6 +42,8 @@ def execute(job: Job, options: WriteOptions, inputs: Sequence[Path]) -> None:
     def write(directory: Path) -> dict[str, str]:
         # every tensor is written, then read back
         with progress("converting", 2 * job.plan.target.nbytes, quiet=options.quiet) as advance:
+            if writer is not None:
+                return writer(directory, advance)
             if job.layout is HF:
                 return _write_hf(job, directory, options.max_shard_size, advance)
             return _write_orbax(job, directory, advance)

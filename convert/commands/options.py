@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gemma_convert.console import ByteSize, output_options
+
+if TYPE_CHECKING:  # reading adapters needs numpy
+    from gemma_convert.surgery.adapters.open import Source
 
 
 @dataclass(frozen=True)
@@ -107,3 +110,32 @@ step_option = click.option(
 alpha_option = click.option(
     "--alpha", type=float, help="LoRA alpha, if the checkpoint does not say it."
 )
+adapter_option = click.option(
+    "--adapter",
+    "adapters",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="An adapter to merge as well: a PEFT directory or a Tunix checkpoint. May be repeated.",
+)
+weight_option = click.option(
+    "--weight",
+    "weights",
+    type=float,
+    multiple=True,
+    help="What the deltas of an adapter are multiplied by, one for each in their order; else 1.",
+)
+
+
+def adapter_sources(paths: Sequence[Path], weights: Sequence[float]) -> list[Source]:
+    """The adapters of `adapter_option` and `weight_option`, opened.
+
+    Raises:
+        click.UsageError: If there are weights, but not one for each adapter.
+    """
+    from gemma_convert.convert.readers import open_checkpoint
+    from gemma_convert.surgery.adapters.open import adapter_source
+
+    if weights and len(weights) != len(paths):
+        raise click.UsageError(f"{len(paths)} adapters, but {len(weights)} times --weight.")
+    scaled = zip(paths, weights or [1.0] * len(paths), strict=True)
+    return [adapter_source(open_checkpoint(path), weight) for path, weight in scaled]

@@ -8,9 +8,12 @@ import click
 
 from gemma_convert.convert.commands.options import (
     WriteOptions,
+    adapter_option,
+    adapter_sources,
     alpha_option,
     base_option,
     step_option,
+    weight_option,
     write_options,
 )
 
@@ -19,12 +22,16 @@ from gemma_convert.convert.commands.options import (
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @base_option
 @alpha_option
+@adapter_option
+@weight_option
 @step_option
 @write_options
 def command(
     checkpoint: Path,
     base: Path | None,
     alpha: float | None,
+    adapters: tuple[Path, ...],
+    weights: tuple[float, ...],
     step: int | None,
     options: WriteOptions,
 ) -> None:
@@ -48,6 +55,9 @@ def command(
         open_checkpoint(checkpoint, step),
         open_base(base),
         alpha=alpha,
+        adapters=adapter_sources(adapters, weights),
+        allow_unchanged=options.allow_unchanged,
+        merge_again=options.force,
         dtype=from_config(options.dtype) if options.dtype else None,
     )
-    execute(job, options, inputs=(checkpoint, base))
+    execute(job, options, inputs=(checkpoint, base, *adapters))

@@ -147,3 +147,44 @@ def test_jax_layouts_have_no_place_for_a_head_of_its_own(tmp_path: Path) -> None
     adapter = adapter_source(open_checkpoint(tmp_path / "adapter"))
     with pytest.raises(AdapterError, match="of layout tunix have one array for both; write a Hug"):
         convert(open_base(tmp_path / "base"), TUNIX, adapters=[adapter])
+
+
+def test_towers(tmp_path: Path) -> None:
+    """An adapter of text and vision tower, which transformers names otherwise than its files do."""
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    text = {
+        "vocab_size": 64,
+        "hidden_size": 24,
+        "intermediate_size": 20,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "head_dim": 10,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }
+    vision = {
+        "hidden_size": 12,
+        "intermediate_size": 14,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "image_size": 28,
+        "patch_size": 14,
+        "vision_use_head": False,
+    }
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    model = Gemma3ForConditionalGeneration(config)
+    model.save_pretrained(tmp_path / "base")
+    modules = ["q_proj", "o_proj", "fc1", "out_proj"]
+    peft = peft_oracle.peft_model(model, r=3, lora_alpha=7, target_modules=modules)
+    peft_oracle.save(peft, tmp_path / "adapter")
+    peft.merge_and_unload().save_pretrained(tmp_path / "merged")
+    target, expected = merge(tmp_path).plan.target, open_base(tmp_path / "merged")
+    base = open_base(tmp_path / "base")
+    assert target.keys() == expected.keys() == base.keys()
+    changed = 0
+    for name, tensor in target.items():
+        # weights below 1 in size; the products are summed in another order
+        assert np.allclose(tensor.numpy(), expected[name].numpy(), rtol=0, atol=1e-6), name
+        changed += not np.allclose(tensor.numpy(), base[name].numpy(), rtol=0, atol=1e-3)
+    assert changed == 4 + 2 * 3

@@ -15,9 +15,10 @@ from gemma_convert.convert.model import Model, read_model, text_config
 from gemma_convert.convert.registry import explain, families, recognise
 from gemma_convert.convert.relayout import disagreements
 from gemma_convert.surgery.adapters.adapter import Adapter, Pair
-from gemma_convert.surgery.adapters.describe import describe, describe_pairs, read
+from gemma_convert.surgery.adapters.describe import describe, describe_pairs, module_of, read
 from gemma_convert.surgery.adapters.norms import relative_norms
 from gemma_convert.surgery.adapters.qwix import split_factors, stored_alpha
+from gemma_convert.surgery.quantised import Dequantised
 
 
 def inspect(
@@ -41,6 +42,7 @@ def inspect(
         "dtypes": _by_dtype(checkpoint),
         "layout": None,
         "model": None,
+        "quantised": _quantised(weights),
         "adapter": None,
         "steps": _steps(checkpoint),
         "side_files": sorted(checkpoint.files),
@@ -72,9 +74,22 @@ def tensor_list(checkpoint: Checkpoint) -> list[dict[str, Any]]:
 def _factors(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Pair], list[str]]:
     try:
         weights, pairs = split_factors(checkpoint)
-    except AdapterError as error:
+    except (AdapterError, InputError) as error:
         return checkpoint, {}, [str(error)]
     return weights, pairs, []
+
+
+def _quantised(weights: Checkpoint) -> list[dict[str, Any]]:
+    """The schemes by which weights are stored as codes, with the modules that have each."""
+    modules: dict[tuple[str, str, int | None], Counter[str]] = {}
+    for name, tensor in weights.items():
+        if isinstance(tensor, Dequantised):
+            scheme = (str(tensor.codes.dtype), str(tensor.scale.dtype), tensor.tile)
+            modules.setdefault(scheme, Counter())[module_of(name)] += 1
+    return [
+        {"codes": codes, "scales": scales, "tile": tile, "modules": dict(counted)}
+        for (codes, scales, tile), counted in modules.items()
+    ]
 
 
 def _by_dtype(checkpoint: Checkpoint) -> dict[str, int]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from gemma_convert.convert import dtypes
+from gemma_convert.convert.bases import choose
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import AdapterError, ConfigError, InputError, LayoutError
 from gemma_convert.convert.hf_form import HEAD, Form, form_of
@@ -32,6 +33,7 @@ from gemma_convert.surgery.adapters.qwix import read_qwix
 from gemma_convert.surgery.adapters.values import check_values
 from gemma_convert.surgery.merge_lora import merge
 from gemma_convert.surgery.replace import replace_saved
+from gemma_convert.surgery.training_base import Choice
 
 DType = np.dtype[Any]
 
@@ -49,6 +51,8 @@ class Job:
         model: The dimensions.
         adapters: The LoRA adapters that are merged.
         merged_before: What earlier runs merged into the same weights: source, weight, digest.
+        bases: Where training had quantised the base: the version that is merged onto, and the one
+            that it is compared with, if there is one.
     """
 
     plan: Plan
@@ -56,6 +60,7 @@ class Job:
     model: Model
     adapters: tuple[Adapter, ...] = ()
     merged_before: tuple[Mapping[str, Any], ...] = ()
+    bases: tuple[str, str] | None = None
 
 
 def convert(
@@ -68,6 +73,7 @@ def convert(
     adapters: Sequence[Source] = (),
     allow_unchanged: bool = False,
     merge_again: bool = False,
+    base_quantization: Choice = None,
     dtype: DType | None = None,
     computed_dtype: DType | None = None,
     layout: Layout | None = None,
@@ -85,6 +91,8 @@ def convert(
         adapters: More adapters to merge.
         allow_unchanged: Whether a pair may be all zero.
         merge_again: Whether an adapter may be one that was merged into these weights before.
+        base_quantization: For adapters of a QLoRA run: merge onto the base quantised by this
+            scheme, or with "none" onto the full-precision base although the source has codes.
         dtype: Stored dtype; as in the source if None.
         computed_dtype: Stored dtype of tensors whose values the two layouts store differently;
             ``dtype`` if None.
@@ -97,8 +105,10 @@ def convert(
     dims = model_of(reference, model)
     own = take_apart(source, dims, layout)
     other = _base_parts(base, dims) if base is not None else None
-    donor = own if own.text else other
-    if donor is None or not donor.text or donor.spelling is None:
+    lora = [*([source] if own.pairs else []), *(adapter.checkpoint for adapter in adapters)]
+    bases = choose(own, other, base_quantization, [one.metadata for one in lora])
+    donor = bases.donor if bases is not None else None
+    if bases is None or donor is None or donor.spelling is None:
         raise InputError(
             f"{reference.source}: no weights"
             + (f", and {source.source} holds LoRA factors alone" if own.pairs else ""),
@@ -132,6 +142,7 @@ def convert(
         computed=computed_dtype,
         spare=_spare(other, dims, spelling, dtype) if donor is own else None,
     )
+    target = bases.compared(target, dims, spelling, merged)
     untied = head.untie(target, merged, dims, spelling) if dims.tied else {}
     config = reference.config
     if form is not None:
@@ -147,13 +158,15 @@ def convert(
     target = target.replace(
         config=config,
         tensors=_in_order(dict(target.tensors), reference),
-        notes=(*target.notes, *_computed_note(target)),
+        notes=(*target.notes, *_computed_note(target), *([bases.note] if bases.note else [])),
         files=reference.files,
     )
-    unused = {id(t): reason for adapter in merged for t, reason in adapter.unused}
+    unused = bases.unused()
+    unused |= {id(t): reason for adapter in merged for t, reason in adapter.unused}
     unused |= {id(step): _REPLACED for tensor in replaced for step in ancestry(tensor)}
     extra = tuple(adapter.checkpoint for adapter in adapters)
-    return Job(_plan(target, source, own, base, other, extra, unused), to, dims, merged, before)
+    plan = _plan(target, source, own, base, other, extra, unused)
+    return Job(plan, to, dims, merged, before, bases.names)
 
 
 def orbax_to_hf(
@@ -164,6 +177,7 @@ def orbax_to_hf(
     adapters: Sequence[Source] = (),
     allow_unchanged: bool = False,
     merge_again: bool = False,
+    base_quantization: Choice = None,
     dtype: DType | None = None,
 ) -> Job:
     """A JAX checkpoint (weights, LoRA factors, or both) as a Hugging Face checkpoint.
@@ -175,6 +189,8 @@ def orbax_to_hf(
         adapters: More adapters to merge.
         allow_unchanged: Whether a pair may be all zero.
         merge_again: Whether an adapter may be one that was merged into these weights before.
+        base_quantization: For adapters of a QLoRA run: merge onto the base quantised by this
+            scheme, or with "none" onto the full-precision base although the source has codes.
         dtype: Stored dtype; as in the source if None.
 
     Raises:
@@ -190,6 +206,7 @@ def orbax_to_hf(
         adapters=adapters,
         allow_unchanged=allow_unchanged,
         merge_again=merge_again,
+        base_quantization=base_quantization,
         dtype=dtype,
     )
 

@@ -22,6 +22,7 @@ from gemma_convert.convert.readers.provenance import LEDGER_NAME
 from gemma_convert.convert.tensor import Tensor, ancestry
 from gemma_convert.convert.values import Revalued
 from gemma_convert.surgery.adapters.adapter import Adapter, digest
+from gemma_convert.surgery.compare import Compared, Difference
 from gemma_convert.surgery.delta import LowRank, Merged, Survival
 
 __all__ = ["LEDGER_NAME", "file_digests", "make_ledger"]
@@ -71,6 +72,8 @@ def make_ledger(job: Job, command: list[str], seconds: float) -> dict[str, Any]:
     }
     if computed := _computed(plan.target):
         ledger["computed"] = computed
+    if job.bases is not None:
+        ledger["base"] = _base(*job.bases, plan.target)
     if job.adapters:
         ledger |= _merge(job)
     merged = [
@@ -80,6 +83,27 @@ def make_ledger(job: Job, command: list[str], seconds: float) -> dict[str, Any]:
     if merged or job.merged_before:
         ledger["merged"] = [*job.merged_before, *merged]
     return ledger
+
+
+def _base(used: str, other: str, target: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Which version of a quantised base was used, and how far the other one is from it."""
+    found = {
+        name: sum((step.difference for step in steps), Difference())
+        for name, tensor in target.items()
+        if (steps := [step for step in ancestry(tensor) if isinstance(step, Compared)])
+    }
+    if not found:
+        return {"used": used}
+    return {
+        "used": used,
+        "compared_with": other,
+        **_difference(sum(found.values(), Difference())),
+        "by_tensor": {name: _difference(one) for name, one in found.items()},
+    }
+
+
+def _difference(difference: Difference) -> dict[str, float]:
+    return {"largest": difference.largest, "mean": difference.mean}
 
 
 def _computed(target: Mapping[str, Tensor]) -> dict[str, Any]:

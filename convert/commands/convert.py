@@ -12,7 +12,9 @@ from gemma_convert.convert.commands.options import (
     adapter_option,
     adapter_sources,
     alpha_option,
+    base_choice,
     base_option,
+    base_quantization_options,
     computed_dtype_option,
     step_option,
     weight_option,
@@ -40,6 +42,7 @@ from gemma_convert.convert.commands.options import (
 @alpha_option
 @adapter_option
 @weight_option
+@base_quantization_options
 @step_option
 @write_options
 def command(
@@ -53,6 +56,8 @@ def command(
     adapters: tuple[Path, ...],
     weights: tuple[float, ...],
     step: int | None,
+    base_quantization: str | None,
+    tile: int | None,
     options: WriteOptions,
 ) -> None:
     """Turn SOURCE, in whatever layout it is, into another layout; LoRA factors are merged.
@@ -80,6 +85,7 @@ def command(
         adapters=adapter_sources(adapters, weights),
         allow_unchanged=options.allow_unchanged,
         merge_again=options.force,
+        base_quantization=base_choice(base_quantization, tile),
         dtype=from_config(options.dtype) if options.dtype else None,
         computed_dtype=from_config(computed_dtype) if computed_dtype else None,
         layout=LAYOUTS[layout] if layout else None,

@@ -85,6 +85,7 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
     dtypes = ", ".join(f"{count:,} {dtype}" for dtype, count in report["dtypes"].items())
     rows.append(("parameters", f"{dtypes} in {report['tensors']} tensors"))
     rows.append(("bytes", size_text(report["bytes"])))
+    rows += [("quantised", _quantised_text(scheme)) for scheme in report["quantised"]]
     if adapter:
         rows += _adapter_rows(adapter)
     if report["steps"]:
@@ -95,6 +96,12 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
     rows += [("note", note) for note in report["notes"]]
     rows += [("DISAGREES", text) for text in report["disagreements"][:20]]
     return rows
+
+
+def _quantised_text(scheme: dict[str, Any]) -> str:
+    tile = f"tile {scheme['tile']}" if scheme["tile"] else "no tiles"
+    modules = ", ".join(f"{module} x {n}" for module, n in scheme["modules"].items())
+    return f"{scheme['codes']}, {tile}, scales {scheme['scales']}: {modules}"
 
 
 def _rope_text(rope: dict[str, Any]) -> str:

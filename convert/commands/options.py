@@ -14,6 +14,7 @@ from gemma_convert.console import ByteSize, output_options
 
 if TYPE_CHECKING:  # reading adapters needs numpy
     from gemma_convert.surgery.adapters.open import Source
+    from gemma_convert.surgery.training_base import Choice
 
 
 @dataclass(frozen=True)
@@ -139,3 +140,34 @@ def adapter_sources(paths: Sequence[Path], weights: Sequence[float]) -> list[Sou
         raise click.UsageError(f"{len(paths)} adapters, but {len(weights)} times --weight.")
     scaled = zip(paths, weights or [1.0] * len(paths), strict=True)
     return [adapter_source(open_checkpoint(path), weight) for path, weight in scaled]
+
+
+def base_quantization_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add ``--base-quantization`` and ``--tile``; see `base_choice`."""
+    tile = click.option(
+        "--tile",
+        type=click.IntRange(min=1),
+        help="tile_size of the training run, with --base-quantization; none if left out.",
+    )
+    kind = click.option(
+        "--base-quantization",
+        type=click.Choice(["none", "nf4", "int8", "int4"]),
+        help="For adapters of a QLoRA run: merge onto the base quantised as Qwix did for training; "
+        "none: onto full precision, also where the checkpoint has quantised weights.",
+    )
+    return kind(tile(command))
+
+
+def base_choice(name: str | None, tile: int | None) -> Choice:
+    """What `base_quantization_options` ask for.
+
+    Raises:
+        click.UsageError: If there is a tile but nothing to be tiled.
+    """
+    from gemma_convert.surgery.quantise import Scheme
+
+    if name in (None, "none"):
+        if tile is not None:
+            raise click.UsageError("--tile wants --base-quantization nf4, int8 or int4.")
+        return "none" if name else None
+    return Scheme(str(name), tile)

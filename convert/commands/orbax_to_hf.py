@@ -11,7 +11,9 @@ from gemma_convert.convert.commands.options import (
     adapter_option,
     adapter_sources,
     alpha_option,
+    base_choice,
     base_option,
+    base_quantization_options,
     step_option,
     weight_option,
     write_options,
@@ -24,6 +26,7 @@ from gemma_convert.convert.commands.options import (
 @alpha_option
 @adapter_option
 @weight_option
+@base_quantization_options
 @step_option
 @write_options
 def command(
@@ -33,6 +36,8 @@ def command(
     adapters: tuple[Path, ...],
     weights: tuple[float, ...],
     step: int | None,
+    base_quantization: str | None,
+    tile: int | None,
     options: WriteOptions,
 ) -> None:
     """Turn an Orbax CHECKPOINT of Tunix or DeepMind's library into a Hugging Face directory.
@@ -58,6 +63,7 @@ def command(
         adapters=adapter_sources(adapters, weights),
         allow_unchanged=options.allow_unchanged,
         merge_again=options.force,
+        base_quantization=base_choice(base_quantization, tile),
         dtype=from_config(options.dtype) if options.dtype else None,
     )
     execute(job, options, inputs=(checkpoint, base, *adapters))

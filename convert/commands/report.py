@@ -48,6 +48,8 @@ def show_plan(job: Job, *, as_json: bool) -> None:
     plan = job.plan
     rows = [("model", _model(plan_json(job)["model"], len(job.model.layers)))]
     rows += [(action, f"{count} tensors") for action, count in plan.counts.items() if count]
+    if job.bases is not None:
+        rows.append(("base", job.bases[0]))
     for adapter in job.adapters:
         scales = _span(sorted(set(adapter.scales.values())))
         rows.append((adapter.kind, f"{len(adapter.pairs)} pairs, scale {scales}"))
@@ -72,6 +74,8 @@ def show_ledger(ledger: Mapping[str, Any], *, as_json: bool) -> None:
                 "come back exactly from the stored dtype",
             )
         )
+    if base := ledger.get("base"):
+        rows.append(("base", _base_text(base)))
     for adapter in ledger.get("adapters", ()):
         rows += _adapter_rows(adapter)
     if "survival" in ledger:
@@ -84,6 +88,15 @@ def show_ledger(ledger: Mapping[str, Any], *, as_json: bool) -> None:
     ]
     _table("Ledger", rows)
     _show_dropped(ledger["dropped"])
+
+
+def _base_text(base: Mapping[str, Any]) -> str:
+    if "compared_with" not in base:
+        return str(base["used"])
+    return (
+        f"{base['used']}; {base['compared_with']} differs by at most {base['largest']:.3g}, "
+        f"by {base['mean']:.3g} on average"
+    )
 
 
 def _adapter_rows(adapter: Mapping[str, Any]) -> list[tuple[str, str]]:

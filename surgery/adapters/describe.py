@@ -56,11 +56,11 @@ def describe_pairs(kind: str, pairs: Mapping[str, Pair]) -> dict[str, Any]:
         "pairs": len(pairs),
         "ranks": dict(Counter(str(pair.rank) for pair in pairs.values())),
         "rank_by_module": {name: pair.rank for name, pair in pairs.items()},
-        "modules": dict(Counter(_module(name) for name in pairs)),
+        "modules": dict(Counter(module_of(name) for name in pairs)),
     }
 
 
-def _module(name: str) -> str:
+def module_of(name: str) -> str:
     """What a weight is, whatever its layer: ``self_attn.q_proj`` or ``attn.q_einsum``."""
     words = [word for word in name.split(".") if not word.isdigit()]
     if words[-1] in ("weight", "w", "kernel"):

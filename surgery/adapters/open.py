@@ -52,7 +52,8 @@ def adapter_source(checkpoint: Checkpoint, weight: float = 1.0) -> Source:
     if not weights:
         return source
     note = f"{checkpoint.source}: used its LoRA factors, not the {len(weights)} weights beside them"
-    factors = {name: tensor for name, tensor in checkpoint.items() if name not in weights}
+    own = {id(factor) for pair in pairs.values() for factor in pair.factors().values()}
+    factors = {name: tensor for name, tensor in checkpoint.items() if id(tensor) in own}
     return Source(
         checkpoint.replace(tensors=factors, dropped={}, notes=(*checkpoint.notes, note)), weight
     )

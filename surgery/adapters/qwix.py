@@ -12,6 +12,7 @@ from gemma_convert.convert.errors import AdapterError
 from gemma_convert.convert.layouts import TUNIX, Spelling
 from gemma_convert.convert.tensor import Tensor
 from gemma_convert.surgery.adapters.adapter import Adapter, Pair
+from gemma_convert.surgery.quantised import dequantised
 
 ALPHAS = "alpha_by_module"
 """Key of our own beside ``alpha`` in ``{"lora": {...}}``: weight name to its alpha."""
@@ -44,10 +45,11 @@ def split_factors(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Pair]]:
     """Separate the LoRA factors of a Qwix / Tunix tree from its weights.
 
     Returns:
-        The checkpoint without the factors, and weight name to pair.
+        The checkpoint without the factors, quantised weights dequantised, and weight name to pair.
 
     Raises:
-        AdapterError: If a factor stands alone, the two ranks differ, or the weights are quantised.
+        AdapterError: If a factor stands alone, or the two ranks differ.
+        InputError: If a quantised weight lacks a part.
     """
     factors: dict[str, dict[str, Tensor]] = {}
     weights: dict[str, Tensor] = {}
@@ -55,17 +57,10 @@ def split_factors(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Pair]]:
         stem, mark, side = name.rpartition("_lora_")
         if mark and side in ("a", "b"):
             factors.setdefault(stem, {})[side] = tensor
-        elif name.endswith((".array.qvalue", ".array.scale")):
-            raise AdapterError(
-                f"{checkpoint.source}: {name}: the checkpoint holds quantised weights (QLoRA), "
-                "which cannot be merged into yet",
-                "save the LoRA factors alone (Tunix: save_only_lora_params=True) and merge "
-                "them onto the full-precision base",
-            )
         else:
             weights[name] = tensor
     pairs = {stem: _pair(checkpoint.source, stem, sides) for stem, sides in factors.items()}
-    return checkpoint.replace(tensors=weights), pairs
+    return checkpoint.replace(tensors=dequantised(checkpoint.source, weights)), pairs
 
 
 def _pair(source: str, stem: str, sides: Mapping[str, Tensor]) -> Pair:

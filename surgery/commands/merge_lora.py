@@ -10,6 +10,8 @@ from gemma_convert.convert.commands.options import (
     WriteOptions,
     adapter_sources,
     alpha_option,
+    base_choice,
+    base_quantization_options,
     weight_option,
     write_options,
 )
@@ -20,6 +22,7 @@ from gemma_convert.convert.commands.options import (
 @click.argument("adapters", nargs=-1, required=True, type=click.Path(path_type=Path))
 @weight_option
 @alpha_option
+@base_quantization_options
 @click.option("--model", help="Public model of an Orbax base, such as gemma-4-31b.")
 @click.option(
     "--config",
@@ -34,6 +37,8 @@ def command(
     alpha: float | None,
     model: str | None,
     config: Path | None,
+    base_quantization: str | None,
+    tile: int | None,
     options: WriteOptions,
 ) -> None:
     """Merge ADAPTERS (PEFT directories, Tunix checkpoints) into BASE; the layout stays.
@@ -61,6 +66,7 @@ def command(
         adapters=adapter_sources(adapters, weights),
         allow_unchanged=options.allow_unchanged,
         merge_again=options.force,
+        base_quantization=base_choice(base_quantization, tile),
         dtype=from_config(options.dtype) if options.dtype else None,
     )
     execute(job, options, (base, *adapters, *((config,) if config else ())))

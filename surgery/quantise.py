@@ -26,6 +26,7 @@ from gemma_convert.convert.tensor import Array, Box, Tensor, blocks, extent, sli
 from gemma_convert.surgery.quantised import NF4, UINT4, Dequantised, groups, spread, wide_of
 
 _CODES = {"int8": np.dtype(np.int8), "int4": np.dtype(ml_dtypes.int4), "nf4": UINT4}
+_BOUNDS = {"int8": 127.5, "int4": 7.5, "nf4": 1.0}
 _LIMITS = {_CODES["int8"]: (-128, 127), _CODES["int4"]: (-8, 7)}
 _LEAST_SCALE = {
     np.dtype(ml_dtypes.bfloat16): 2.0**-63,

@@ -145,4 +145,4 @@ def _scheme(rule: Mapping[str, Any]) -> Scheme | None:
             f"known are {', '.join(QTYPES)} with a number and absmax; merge onto the "
             "full-precision base with --base-quantization none",
         )
-    return Scheme(qtype, tile)
+    return Scheme(qtype, None if isinstance(tile, float) and tile == 1 else tile)

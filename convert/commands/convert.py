@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,7 +13,6 @@ from gemma_convert.convert.commands.options import (
     adapter_option,
     adapter_sources,
     alpha_option,
-    base_choice,
     base_option,
     base_quantization_options,
     computed_dtype_option,
@@ -20,6 +20,9 @@ from gemma_convert.convert.commands.options import (
     weight_option,
     write_options,
 )
+
+if TYPE_CHECKING:  # numpy is not needed for --help
+    from gemma_convert.surgery.training_base import Choice
 
 
 @click.command("convert")
@@ -56,8 +59,7 @@ def command(
     adapters: tuple[Path, ...],
     weights: tuple[float, ...],
     step: int | None,
-    base_quantization: str | None,
-    tile: int | None,
+    base_quantization: Choice,
     options: WriteOptions,
 ) -> None:
     """Turn SOURCE, in whatever layout it is, into another layout; LoRA factors are merged.
@@ -85,7 +87,7 @@ def command(
         adapters=adapter_sources(adapters, weights),
         allow_unchanged=options.allow_unchanged,
         merge_again=options.force,
-        base_quantization=base_choice(base_quantization, tile),
+        base_quantization=base_quantization,
         dtype=from_config(options.dtype) if options.dtype else None,
         computed_dtype=from_config(computed_dtype) if computed_dtype else None,
         layout=LAYOUTS[layout] if layout else None,

@@ -143,31 +143,30 @@ def adapter_sources(paths: Sequence[Path], weights: Sequence[float]) -> list[Sou
 
 
 def base_quantization_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add ``--base-quantization`` and ``--tile``; see `base_choice`."""
-    tile = click.option(
+    """Add ``--base-quantization`` and ``--tile``, handed to the command as one `Choice`."""
+
+    @wraps(command)
+    def wrapped(*args: Any, base_quantization: str | None, tile: int | None, **kwargs: Any) -> None:
+        command(*args, base_quantization=_choice(base_quantization, tile), **kwargs)
+
+    with_tile = click.option(
         "--tile",
         type=click.IntRange(min=1),
         help="tile_size of the training run, with --base-quantization; none if left out.",
-    )
-    kind = click.option(
+    )(wrapped)
+    return click.option(
         "--base-quantization",
         type=click.Choice(["none", "nf4", "int8", "int4"]),
         help="For adapters of a QLoRA run: merge onto the base quantised as Qwix did for training; "
         "none: onto full precision, also where the checkpoint has quantised weights.",
-    )
-    return kind(tile(command))
+    )(with_tile)
 
 
-def base_choice(name: str | None, tile: int | None) -> Choice:
-    """What `base_quantization_options` ask for.
-
-    Raises:
-        click.UsageError: If there is a tile but nothing to be tiled.
-    """
+def _choice(name: str | None, tile: int | None) -> Choice:
     from gemma_convert.surgery.quantise import Scheme
 
-    if name in (None, "none"):
-        if tile is not None:
-            raise click.UsageError("--tile wants --base-quantization nf4, int8 or int4.")
-        return "none" if name else None
-    return Scheme(str(name), tile)
+    if name is not None and name != "none":
+        return Scheme(name, tile)
+    if tile is not None:
+        raise click.UsageError("--tile wants --base-quantization nf4, int8 or int4.")
+    return "none" if name else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,13 +12,15 @@ from gemma_convert.convert.commands.options import (
     adapter_option,
     adapter_sources,
     alpha_option,
-    base_choice,
     base_option,
     base_quantization_options,
     step_option,
     weight_option,
     write_options,
 )
+
+if TYPE_CHECKING:  # numpy is not needed for --help
+    from gemma_convert.surgery.training_base import Choice
 
 
 @click.command("orbax-to-hf")
@@ -36,8 +39,7 @@ def command(
     adapters: tuple[Path, ...],
     weights: tuple[float, ...],
     step: int | None,
-    base_quantization: str | None,
-    tile: int | None,
+    base_quantization: Choice,
     options: WriteOptions,
 ) -> None:
     """Turn an Orbax CHECKPOINT of Tunix or DeepMind's library into a Hugging Face directory.
@@ -63,7 +65,7 @@ def command(
         adapters=adapter_sources(adapters, weights),
         allow_unchanged=options.allow_unchanged,
         merge_again=options.force,
-        base_quantization=base_choice(base_quantization, tile),
+        base_quantization=base_quantization,
         dtype=from_config(options.dtype) if options.dtype else None,
     )
     execute(job, options, inputs=(checkpoint, base, *adapters))

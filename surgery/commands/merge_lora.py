@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,11 +11,13 @@ from gemma_convert.convert.commands.options import (
     WriteOptions,
     adapter_sources,
     alpha_option,
-    base_choice,
     base_quantization_options,
     weight_option,
     write_options,
 )
+
+if TYPE_CHECKING:  # numpy is not needed for --help
+    from gemma_convert.surgery.training_base import Choice
 
 
 @click.command("merge-lora")
@@ -37,8 +40,7 @@ def command(
     alpha: float | None,
     model: str | None,
     config: Path | None,
-    base_quantization: str | None,
-    tile: int | None,
+    base_quantization: Choice,
     options: WriteOptions,
 ) -> None:
     """Merge ADAPTERS (PEFT directories, Tunix checkpoints) into BASE; the layout stays.
@@ -66,7 +68,7 @@ def command(
         adapters=adapter_sources(adapters, weights),
         allow_unchanged=options.allow_unchanged,
         merge_again=options.force,
-        base_quantization=base_choice(base_quantization, tile),
+        base_quantization=base_quantization,
         dtype=from_config(options.dtype) if options.dtype else None,
     )
     execute(job, options, (base, *adapters, *((config,) if config else ())))

@@ -71,14 +71,6 @@ def test_two_ranks_are_refused(a: tuple[int, ...], b: tuple[int, ...]) -> None:
     )
 
 
-@pytest.mark.parametrize("leaf", ["qvalue", "scale"])
-def test_quantised_weights_are_refused_by_name(leaf: str) -> None:
-    name = f"{Q}.array.{leaf}"
-    with pytest.raises(AdapterError, match=rf"{name}: .*quantised weights \(QLoRA\)") as caught:
-        split_factors(memory({name: ones(2)}, source="run"))
-    assert "save_only_lora_params=True" in caught.value.remedy
-
-
 @pytest.mark.parametrize(
     ("custom", "given", "alpha"),
     [

@@ -19,6 +19,7 @@ from gemma_convert.surgery.adapters.describe import describe, describe_pairs, mo
 from gemma_convert.surgery.adapters.norms import relative_norms
 from gemma_convert.surgery.adapters.qwix import split_factors, stored_alpha
 from gemma_convert.surgery.quantised import Dequantised
+from gemma_convert.surgery.training_base import stored_scheme
 
 
 def inspect(
@@ -183,14 +184,28 @@ def _adapter(
     alpha: float | None,
 ) -> dict[str, Any]:
     adapter = read(checkpoint, pairs, alpha, problems)
+    told = {
+        "alpha": _alpha(checkpoint),
+        "base_quantization": _base_quantization(checkpoint, problems),
+    }
     if adapter is None:
         config = checkpoint.metadata.get("adapter_config", {})
         kind = "Qwix LoRA" if pairs else f"PEFT {config.get('peft_type', '?')}"
-        return {**describe_pairs(kind, pairs), "alpha": _alpha(checkpoint)}
-    report = {**describe(adapter), "alpha": _alpha(checkpoint)}
+        return {**describe_pairs(kind, pairs), **told}
+    report = {**describe(adapter), **told}
     if base is not None:
         report["relative_norm_by_module"] = _norms(adapter, base)
     return report
+
+
+def _base_quantization(checkpoint: Checkpoint, problems: list[str]) -> str | None:
+    """How training quantised the base, if the checkpoint's metadata says it."""
+    try:
+        scheme = stored_scheme(checkpoint.metadata)
+    except AdapterError as error:
+        problems.append(str(error))
+        return None
+    return str(scheme) if scheme is not None else None
 
 
 def _norms(adapter: Adapter, base: Checkpoint) -> dict[str, float]:

@@ -73,6 +73,26 @@ def test_a_tree_of_codes(tmp_path: Path, plain: Path, sample: str) -> None:
     assert ledger(tmp_path)["base"] == {"used": ", ".join(_told(sample))}
 
 
+@pytest.mark.parametrize("sample", SCHEMES)
+def test_a_tree_of_codes_beside_its_base(tmp_path: Path, plain: Path, sample: str) -> None:
+    """The tree is merged onto, the base compared with it, to the numbers of the other way."""
+    values = trained(sample)
+    write_run(tmp_path / "run", values)
+    onto_codes = convert(tmp_path, tmp_path / "run", plain, "--alpha", ALPHA)
+    told = ledger(tmp_path)["base"]
+    assert (told["used"], told["compared_with"]) == (", ".join(_told(sample)), "full precision")
+    (tmp_path / "out").rename(tmp_path / "codes")
+    options = ["--alpha", ALPHA, "--base-quantization", "none"]
+    onto_full = convert(tmp_path, tmp_path / "run", plain, *options)
+    other = ledger(tmp_path)["base"]
+    assert other["by_tensor"] == told["by_tensor"]
+    assert (other["largest"], other["mean"]) == (told["largest"], told["mean"])
+    changed = {n for n in onto_full if onto_full[n].tobytes() != onto_codes[n].tobytes()}
+    # Tunix's kernels of the MLP are zero before training, and so are their codes
+    assert changed == {n for n, one in told["by_tensor"].items() if one["largest"] > 0}
+    assert len(changed) == 8
+
+
 def _told(sample: str) -> list[str]:
     return {"qlora_int8_full": ["int8", "no tiles"], "qlora_int4_full": ["int4", "tile 8"]}[sample]
 

@@ -118,6 +118,8 @@ def _adapter_rows(adapter: dict[str, Any]) -> list[tuple[str, str]]:
         scales = [f"{scale:g}" for scale in adapter["scales"]]
         shown = ", ".join(scales) if len(scales) < 5 else f"{scales[0]} to {scales[-1]}"
         rows.append(("scale", f"A.B is multiplied by {shown}"))
+    if adapter["base_quantization"]:
+        rows.append(("trained on", f"the base quantised to {adapter['base_quantization']}"))
     modules = ", ".join(f"{module} x {n}" for module, n in adapter["modules"].items())
     rows += [("modules", modules)] if modules else []
     rows += [("replaces", name) for name in adapter.get("replaced", ())]

@@ -190,6 +190,18 @@ def test_quantised_weights(bits: int, tile: int | None) -> None:
     assert not inspect(open_checkpoint(SAMPLES / "full_with_lora"))["quantised"]
 
 
+def test_how_training_quantised_the_base() -> None:
+    lora = {"alpha": 3, "weight_qtype": "nf4", "tile_size": 16}
+    values = factor_arrays(GEMMA3)
+    report = inspect(memory(values, metadata={"custom_metadata": {"lora": lora}}))
+    assert report["adapter"]["base_quantization"] == "nf4, tile 16"
+    assert not report["disagreements"]
+    lora["weight_qtype"] = "fp7"
+    report = inspect(memory(values, metadata={"custom_metadata": {"lora": lora}}))
+    assert report["adapter"]["base_quantization"] is None
+    assert "says weight_qtype 'fp7', tile_size 16" in report["disagreements"][0]
+
+
 def test_names_of_no_known_layout() -> None:
     report = inspect(memory({"transformer.h.0.attn.weight": np.ones((2, 3), F32)}))
     assert report["layout"] is report["model"] is None
@@ -213,6 +225,7 @@ def test_a_peft_adapter(tmp_path: Path) -> None:
         "scales": [8.0],
         "scale_by_module": {"layers.0.self_attn.q_proj.weight": 8.0},
         "replaced": [],
+        "base_quantization": None,
     }
 
 

@@ -6,13 +6,14 @@ head.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gemma_convert.convert import dtypes
+from gemma_convert.convert.bases import choose
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import AdapterError, ConfigError, InputError, LayoutError
 from gemma_convert.convert.hf_form import HEAD, Form, form_of
@@ -25,11 +26,18 @@ from gemma_convert.convert.relayout import relayout
 from gemma_convert.convert.tensor import Tensor, ancestry, cast
 from gemma_convert.convert.values import Revalued
 from gemma_convert.convert.vocabulary import as_stored, embedding_name, fit_vocabulary
-from gemma_convert.surgery.adapter import Adapter, Pair, check_rank, check_values, resolve_alpha
+from gemma_convert.surgery import head
+from gemma_convert.surgery.adapters.adapter import Adapter, digest
+from gemma_convert.surgery.adapters.open import Source, opened
+from gemma_convert.surgery.adapters.qwix import read_qwix
+from gemma_convert.surgery.adapters.values import check_values
 from gemma_convert.surgery.merge_lora import merge
+from gemma_convert.surgery.replace import replace_saved
+from gemma_convert.surgery.training_base import Choice
 
 DType = np.dtype[Any]
 
+_REPLACED = "an adapter replaces it"
 _NOT_TEXT = "not part of the text model, which is all that is converted"
 
 
@@ -41,13 +49,18 @@ class Job:
         plan: What will be written.
         layout: In which layout.
         model: The dimensions.
-        adapter: The LoRA adapter that is merged, if there is one.
+        adapters: The LoRA adapters that are merged.
+        merged_before: What earlier runs merged into the same weights: source, weight, digest.
+        bases: Where training had quantised the base: the version that is merged onto, and the one
+            that it is compared with, if there is one.
     """
 
     plan: Plan
     layout: Layout
     model: Model
-    adapter: Adapter | None = None
+    adapters: tuple[Adapter, ...] = ()
+    merged_before: tuple[Mapping[str, Any], ...] = ()
+    bases: tuple[str, str] | None = None
 
 
 def convert(
@@ -57,6 +70,10 @@ def convert(
     base: Checkpoint | None = None,
     model: str | None = None,
     alpha: float | None = None,
+    adapters: Sequence[Source] = (),
+    allow_unchanged: bool = False,
+    merge_again: bool = False,
+    base_quantization: Choice = None,
     dtype: DType | None = None,
     computed_dtype: DType | None = None,
     layout: Layout | None = None,
@@ -70,7 +87,12 @@ def convert(
             no weights of its own, the weights. An HF source is its own base.
         model: Name of a public model, where neither base nor source has a config.json. An HF
             output then gets one from what is known of that model, and no tokenizer.
-        alpha: LoRA alpha, where the source's metadata does not say it.
+        alpha: LoRA alpha, where the metadata of factors does not say it.
+        adapters: More adapters to merge.
+        allow_unchanged: Whether a pair may be all zero.
+        merge_again: Whether an adapter may be one that was merged into these weights before.
+        base_quantization: For adapters of a QLoRA run: merge onto the base quantised by this
+            scheme, or with "none" onto the full-precision base although the source has codes.
         dtype: Stored dtype; as in the source if None.
         computed_dtype: Stored dtype of tensors whose values the two layouts store differently;
             ``dtype`` if None.
@@ -80,11 +102,13 @@ def convert(
         GemmaConvertError: If the inputs do not fit together; see the steps.
     """
     reference = base if base is not None else source
-    dims = _model(reference, model)
+    dims = model_of(reference, model)
     own = take_apart(source, dims, layout)
     other = _base_parts(base, dims) if base is not None else None
-    donor = own if own.text else other
-    if donor is None or not donor.text or donor.spelling is None:
+    lora = [*([source] if own.pairs else []), *(adapter.checkpoint for adapter in adapters)]
+    bases = choose(own, other, base_quantization, [one.metadata for one in lora])
+    donor = bases.donor if bases is not None else None
+    if bases is None or donor is None or donor.spelling is None:
         raise InputError(
             f"{reference.source}: no weights"
             + (f", and {source.source} holds LoRA factors alone" if own.pairs else ""),
@@ -102,32 +126,47 @@ def convert(
             _require_plain_weights(parts)
     if donor.spelling.layout is not HF or to is not HF:
         _require_tied(dims)
-    stored = as_stored(dims, donor.text, donor.spelling)
+    merged = _adapters(source, own, adapters, alpha, dims)
+    for adapter in merged:
+        check_values(adapter, allow_zero=allow_unchanged)
+    before = tuple(donor.text.metadata.get("merged", ()))
+    if not merge_again:
+        _refuse_merged(donor.text.source, merged, before)
+    known = as_stored(dims, donor.text, donor.spelling)
     target = relayout(
         donor.text,
-        stored,
+        known,
         donor.spelling,
         spelling,
         dtype=dtype,
         computed=computed_dtype,
         spare=_spare(other, dims, spelling, dtype) if donor is own else None,
     )
-    target = fit_vocabulary(target, dims, spelling, _base_embedding(other, dims))
-    adapter = _adapter(source, own.pairs, alpha)
-    if adapter is not None:
-        target = merge(target, [adapter], dims, spelling)
-    tensors = dict(target.tensors)
+    target = bases.compared(target, dims, spelling, merged)
+    untied = head.untie(target, merged, dims, spelling) if dims.tied else {}
+    config = reference.config
     if form is not None:
         _require_whole(reference.source, form, dims, donor is own)
-        tensors |= {name: _stored(tensor, dtype) for name, tensor in form.others.items()}
-        target = target.replace(notes=target.notes + form.notes)
+        others = {name: stored(tensor, dtype) for name, tensor in form.others.items()}
+        target = target.replace(
+            tensors={**target.tensors, **others, **untied}, notes=target.notes + form.notes
+        )
+        config = head.untied_config(form.config) if untied else form.config
+    target, replaced = replace_saved(target, merged, known, spelling)
+    target = fit_vocabulary(target, dims, spelling, _base_embedding(other, dims))
+    target = merge(target, merged, dims, spelling)
     target = target.replace(
-        config=form.config if form is not None else reference.config,
-        tensors=_in_order(tensors, reference),
-        notes=(*target.notes, *_computed_note(target)),
+        config=config,
+        tensors=_in_order(dict(target.tensors), reference),
+        notes=(*target.notes, *_computed_note(target), *([bases.note] if bases.note else [])),
         files=reference.files,
     )
-    return Job(_plan(target, source, own, base, other), to, dims, adapter)
+    unused = bases.unused()
+    unused |= {id(t): reason for adapter in merged for t, reason in adapter.unused}
+    unused |= {id(step): _REPLACED for tensor in replaced for step in ancestry(tensor)}
+    extra = tuple(adapter.checkpoint for adapter in adapters)
+    plan = _plan(target, source, own, base, other, extra, unused)
+    return Job(plan, to, dims, merged, before, bases.names)
 
 
 def orbax_to_hf(
@@ -135,6 +174,10 @@ def orbax_to_hf(
     base: Checkpoint,
     *,
     alpha: float | None = None,
+    adapters: Sequence[Source] = (),
+    allow_unchanged: bool = False,
+    merge_again: bool = False,
+    base_quantization: Choice = None,
     dtype: DType | None = None,
 ) -> Job:
     """A JAX checkpoint (weights, LoRA factors, or both) as a Hugging Face checkpoint.
@@ -142,7 +185,12 @@ def orbax_to_hf(
     Args:
         checkpoint: Orbax tree.
         base: HF directory; see `convert`.
-        alpha: LoRA alpha, where the checkpoint's metadata does not say it.
+        alpha: LoRA alpha, where the metadata of factors does not say it.
+        adapters: More adapters to merge.
+        allow_unchanged: Whether a pair may be all zero.
+        merge_again: Whether an adapter may be one that was merged into these weights before.
+        base_quantization: For adapters of a QLoRA run: merge onto the base quantised by this
+            scheme, or with "none" onto the full-precision base although the source has codes.
         dtype: Stored dtype; as in the source if None.
 
     Raises:
@@ -150,7 +198,17 @@ def orbax_to_hf(
     """
     if checkpoint.format == "safetensors":
         raise InputError(f"{checkpoint.source}: safetensors already", "give an Orbax checkpoint")
-    return convert(checkpoint, HF, base=base, alpha=alpha, dtype=dtype)
+    return convert(
+        checkpoint,
+        HF,
+        base=base,
+        alpha=alpha,
+        adapters=adapters,
+        allow_unchanged=allow_unchanged,
+        merge_again=merge_again,
+        base_quantization=base_quantization,
+        dtype=dtype,
+    )
 
 
 def hf_to_orbax(base: Checkpoint, *, layout: Layout = TUNIX, dtype: DType | None = None) -> Job:
@@ -167,7 +225,7 @@ def hf_to_orbax(base: Checkpoint, *, layout: Layout = TUNIX, dtype: DType | None
     return convert(base, layout, dtype=dtype)
 
 
-def _model(reference: Checkpoint, name: str | None) -> Model:
+def model_of(reference: Checkpoint, name: str | None) -> Model:
     """The dimensions: by config.json, else those of a named public model."""
     if reference.config:
         model = read_model(reference.config, families())
@@ -213,20 +271,38 @@ def _base_embedding(parts: Parts | None, model: Model) -> Tensor | None:
     return parts.text.get(embedding_name(model, parts.spelling))
 
 
-def _adapter(source: Checkpoint, pairs: Mapping[str, Pair], alpha: float | None) -> Adapter | None:
-    """The adapter that ``source`` holds, its values checked."""
-    if not pairs:
-        if alpha is None:
-            return None
+def _adapters(
+    source: Checkpoint,
+    own: Parts,
+    others: Sequence[Source],
+    alpha: float | None,
+    model: Model,
+) -> tuple[Adapter, ...]:
+    """The adapter that ``source`` holds, if any, and the others."""
+    found = []
+    if own.pairs:
+        found.append(read_qwix(own.pairs, source.metadata, alpha, source.source))
+    elif alpha is not None and not any(other.takes_alpha for other in others):
         raise AdapterError(
             f"{source.source}: it holds no LoRA factors that --alpha {alpha:g} could scale",
             "give the checkpoint with the factors, or leave --alpha out",
         )
-    value = resolve_alpha(source.metadata, alpha, source.source)
-    check_rank(source.metadata, pairs)
-    adapter = Adapter(pairs, value, Spelling(TUNIX, ""), source.source)
-    check_values(adapter)
-    return adapter
+    found += [opened(other, alpha) for other in others]
+    return tuple(head.tied(adapter, model) if model.tied else adapter for adapter in found)
+
+
+def _refuse_merged(
+    source: str, adapters: tuple[Adapter, ...], before: tuple[Mapping[str, Any], ...]
+) -> None:
+    """Refuse adapters that the ledger of the weights says are in them already."""
+    digests = {entry["factors_sha256"] for entry in before}
+    for adapter in adapters if digests else ():
+        if digest(adapter) in digests:
+            raise AdapterError(
+                f"{adapter.source}: it is merged into {source} already, says the conversion.json "
+                "there",
+                "leave it out, or merge it a second time with --force",
+            )
 
 
 def _plan(
@@ -235,6 +311,8 @@ def _plan(
     own: Parts,
     base: Checkpoint | None,
     other: Parts | None,
+    adapters: tuple[Checkpoint, ...],
+    unused: Mapping[int, str],
 ) -> Plan:
     """Give every tensor that the target does not read its reason, and prove the rest."""
     read = reached(target)
@@ -250,8 +328,11 @@ def _plan(
         for name, tensor in base.items():
             if id(tensor) not in read and name not in dropped:
                 dropped[name] = "the checkpoint has its own weights"
-    target = target.replace(dropped=dropped)
-    return make_plan(target, (source,) if base is None else (source, base))
+    sources = (source, *(() if base is None else (base,)), *adapters)
+    for name, tensor in ((n, t) for checkpoint in sources for n, t in checkpoint.items()):
+        if id(tensor) not in read and id(tensor) in unused:
+            dropped[name] = unused[id(tensor)]
+    return make_plan(target.replace(dropped=dropped), sources)
 
 
 def _require_plain_weights(parts: Parts) -> None:
@@ -319,7 +400,8 @@ def _in_order(tensors: dict[str, Tensor], base: Checkpoint) -> dict[str, Tensor]
     return dict(sorted(tensors.items(), key=lambda item: order.get(item[0], len(order))))
 
 
-def _stored(tensor: Tensor, dtype: DType | None) -> Tensor:
+def stored(tensor: Tensor, dtype: DType | None) -> Tensor:
+    """``tensor`` in ``dtype`` if it holds floats and one is asked for."""
     if dtype is None or not dtypes.is_float(tensor.dtype):
         return tensor
     return cast(tensor, dtype)

@@ -101,6 +101,8 @@ class Row:
         inputs: The axes contracted with the activations, in order. A LoRA pair of this row is
             A: inputs + r, B: r + the other axes, in the order of any layout's pattern. Empty where
             the parameter is not a matrix.
+        stacked: The axes along which several matrices are stored as one, such as that of experts.
+        lookup: Whether ids pick rows of the matrix, as of an embedding, instead of a product.
         where: Whether a layer has this parameter. A row outside the layers is asked with what all
             layers have in common.
         unread: Whether a layer has it but never reads it, so that it may be absent on the disk.
@@ -113,6 +115,13 @@ class Row:
     where: Where
     unread: Where
     per_layer: bool
+    stacked: tuple[str, ...] = ()
+    lookup: bool = False
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it is one matrix that activations are multiplied by: what Qwix adapts."""
+        return bool(self.inputs) and not self.stacked and not self.lookup
 
     def has(self, layout: Layout) -> bool:
         """Whether ``layout`` has this parameter."""
@@ -126,7 +135,8 @@ class Row:
         """The axes of a LoRA pair's A before r, and of its B behind r, in ``layout``'s order."""
         axes = self.cell(layout).pattern.axes
         inputs = tuple(axis for axis in axes if axis in self.inputs)
-        return inputs, tuple(axis for axis in axes if axis not in self.inputs)
+        apart = {*self.inputs, *self.stacked}
+        return inputs, tuple(axis for axis in axes if axis not in apart)
 
     def only(self, where: Where) -> Row:
         """This row, in the layers that ``where`` picks."""
@@ -166,6 +176,8 @@ def row(
     inputs: str = "",
     where: Where = everywhere,
     unread: Where = nowhere,
+    stacked: str = "",
+    lookup: bool = False,
     **cells: tuple[str, str],
 ) -> Row:
     """Make a row from plain text: ``row("q", inputs="d", hf=("...", "(n h) d"), tunix=...)``.
@@ -180,7 +192,16 @@ def row(
     layered = {"{i}" in text for text, _ in cells.values()}
     if len(layered) != 1:
         raise LayoutError(f"row {name}: {{i}} stands in some layouts only")
-    return Row(name, parsed, tuple(inputs.split()), where, unread, layered.pop())
+    return Row(
+        name,
+        parsed,
+        tuple(inputs.split()),
+        where,
+        unread,
+        layered.pop(),
+        stacked=tuple(stacked.split()),
+        lookup=lookup,
+    )
 
 
 def _key(layout: str) -> str:

@@ -89,7 +89,7 @@ def test_dry_run_shows_the_plan_and_writes_nothing(
     captured = capsys.readouterr()
     assert (snapshot(tmp_path), snapshot(inputs)) == before
     if not as_json:
-        for text in ("Plan: nothing was written", f"{MERGED} tensors", "18, alpha 5"):
+        for text in ("Plan: nothing was written", f"{MERGED} tensors", "18 pairs, scale 2.5"):
             assert text in captured.out
         return
     plan = json.loads(captured.out)

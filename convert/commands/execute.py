@@ -25,12 +25,15 @@ from gemma_convert.convert.layouts import HF
 from gemma_convert.convert.run import check_run, run
 
 _Advance = Callable[[int], None]
+Writer = Callable[[Path, _Advance], dict[str, str]]
+"""Writes into an empty directory, telling bytes; returns file names with their sha256, if known."""
 
 
 def execute(
     job: Job,
     options: WriteOptions,
     inputs: Sequence[Path],
+    writer: Writer | None = None,
     push: PushOptions | None = None,
 ) -> None:
     """Carry out ``job``, or with ``--dry-run`` show what it would do.
@@ -39,6 +42,7 @@ def execute(
         job: What to do.
         options: Where and how.
         inputs: The paths of the inputs as the user gave them; the output must lie outside.
+        writer: How to write and verify it; by default as a model of the job's layout.
         push: Where to push the output, if anywhere.
 
     Raises:
@@ -62,6 +66,8 @@ def execute(
     def write(directory: Path) -> dict[str, str]:
         # every tensor is written, then read back
         with progress("converting", 2 * job.plan.target.nbytes, quiet=options.quiet) as advance:
+            if writer is not None:
+                return writer(directory, advance)
             if job.layout is HF:
                 return _write_hf(job, directory, options.max_shard_size, advance)
             return _write_orbax(job, directory, advance)

@@ -27,6 +27,7 @@ from gemma_convert.convert.readers.orbax_metadata import (
 )
 from gemma_convert.convert.readers.orbax_steps import STEP_FILE, TREE_FILE, Location, find_tree
 from gemma_convert.convert.readers.orbax_tensor import ChunkCache, OrbaxTensor, damaged
+from gemma_convert.convert.readers.provenance import with_provenance
 
 VALUE_SUFFIX = ".value"
 
@@ -79,7 +80,7 @@ def open_orbax(
     suffix = bool(arrays) and all(name.endswith(VALUE_SUFFIX) for name in arrays)
     if suffix:
         arrays = {name.removesuffix(VALUE_SUFFIX): array for name, array in arrays.items()}
-    return Checkpoint(
+    checkpoint = Checkpoint(
         tensors=in_natural_order(arrays),
         source=str(location.tree),
         format="orbax",
@@ -88,6 +89,7 @@ def open_orbax(
         notes=location.notes,
         fingerprint=_fingerprint(location),
     )
+    return with_provenance(checkpoint, location.tree, *location.tree.resolve().parents[:2])
 
 
 def _open_arrays(

@@ -55,7 +55,7 @@ def card_metadata(card: Card) -> dict[str, Any]:
         metadata["base_model"] = card.base_model
         if card.adapter_config:
             metadata["base_model_relation"] = "adapter"
-        elif "adapter" in card.ledger:
+        elif card.ledger.get("adapters"):
             metadata["base_model_relation"] = "finetune"
     if card.adapter_config:
         metadata["library_name"] = "peft"
@@ -64,7 +64,7 @@ def card_metadata(card: Card) -> dict[str, Any]:
     images = isinstance(card.config.get("vision_config"), Mapping)
     metadata["pipeline_tag"] = "image-text-to-text" if images else "text-generation"
     family = card.ledger.get("model", {}).get("family")
-    adapter = ["lora"] if card.adapter_config or "adapter" in card.ledger else []
+    adapter = ["lora"] if card.adapter_config or card.ledger.get("adapters") else []
     metadata["tags"] = ["gemma-convert", *([family] if family else []), *adapter]
     return metadata
 
@@ -101,7 +101,7 @@ def _what(card: Card) -> str:
     of = f" of {name}" if name else ""
     if card.adapter_config:
         return f"A LoRA adapter{of}, in PEFT's format, uploaded by gemma-convert."
-    if "adapter" in card.ledger:
+    if card.ledger.get("adapters"):
         return f"A fine-tune{of}: LoRA factors merged into the weights, by gemma-convert."
     return f"A checkpoint{of}, converted by gemma-convert."
 
@@ -146,15 +146,11 @@ def _lora_rank(config: Mapping[str, Any]) -> str:
 
 
 def _adapter(card: Card) -> str:
-    merged, peft = card.ledger.get("adapter"), card.adapter_config
+    merged, peft = card.ledger.get("adapters"), card.adapter_config
     if merged:
-        rows = [
-            ("rank", _listed(merged.get("ranks", []))),
-            ("alpha", _number(merged.get("alpha"))),
-            ("modules", _listed(modules(merged.get("survival_by_tensor", {})))),
-            ("pairs", f"{merged.get('pairs_found')} found, {merged.get('pairs_changed')} changed"),
-        ]
-        survival = merged.get("survival", {})
+        rows = [row for adapter in merged for row in _merged_rows(adapter)]
+        rows.append(("modules", _listed(modules(card.ledger.get("survival_by_tensor", {})))))
+        survival = card.ledger.get("survival", {})
         if isinstance(error := survival.get("relative_error"), int | float):
             rows.append(("delta kept", f"to a relative error of {error:.2%}, by the rounding"))
     elif peft:
@@ -168,6 +164,20 @@ def _adapter(card: Card) -> str:
     else:
         return ""
     return _table("## Adapter", rows)
+
+
+def _merged_rows(adapter: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """One adapter that was merged; alpha is the rank times the scale where all modules agree."""
+    ranks, scales = adapter.get("ranks", []), adapter.get("scales", [])
+    alone = len(ranks) == len(scales) == 1
+    rows = [
+        ("rank", _listed(ranks)),
+        ("alpha", _number(ranks[0] * scales[0])) if alone else ("scale", _listed(scales)),
+    ]
+    if adapter.get("weight", 1) != 1:
+        rows.append(("weight", _number(adapter["weight"])))
+    pairs = f"{adapter.get('pairs_found')} found, {adapter.get('pairs_changed')} changed"
+    return [*rows, ("pairs", pairs)]
 
 
 def modules(tensors: Mapping[str, Any]) -> list[str]:

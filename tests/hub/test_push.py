@@ -202,12 +202,12 @@ def test_no_local_path_is_published(hub: Hub, merged: Path, tmp_path: Path) -> N
     local = json.loads((merged / "conversion.json").read_text())
     assert [entry["path"] for entry in ledger["inputs"]] == ["model_params", "base"]
     assert ledger["output"]["path"] == "merged"
-    assert ledger["adapter"]["source"] == "model_params"
+    assert [a["source"] for a in ledger["adapters"]] == ["model_params"]
     assert ledger["command"] == (
         "gemma-convert orbax-to-hf run --base base --out merged --alpha 5 --quiet "
         "--max-shard-size 3kB"
     )
-    changed = {"inputs", "output", "adapter", "command"}
+    changed = {"inputs", "output", "adapters", "merged", "command"}
     assert {k: v for k, v in ledger.items() if k not in changed} == {
         k: v for k, v in local.items() if k not in changed
     }

@@ -15,7 +15,7 @@ import numpy as np
 from gemma_convert.convert import dtypes
 from gemma_convert.convert.bases import choose
 from gemma_convert.convert.checkpoint import Checkpoint
-from gemma_convert.convert.errors import AdapterError, ConfigError, InputError, LayoutError
+from gemma_convert.convert.errors import ConfigError, InputError, LayoutError
 from gemma_convert.convert.hf_form import HEAD, Form, form_of
 from gemma_convert.convert.layouts import HF, TUNIX, Layout, Spelling
 from gemma_convert.convert.model import Model, read_model
@@ -27,10 +27,9 @@ from gemma_convert.convert.tensor import Tensor, ancestry, cast
 from gemma_convert.convert.values import Revalued
 from gemma_convert.convert.vocabulary import as_stored, embedding_name, fit_vocabulary
 from gemma_convert.surgery import head
-from gemma_convert.surgery.adapters.adapter import Adapter, digest
-from gemma_convert.surgery.adapters.open import Source, opened
-from gemma_convert.surgery.adapters.qwix import read_qwix
-from gemma_convert.surgery.adapters.values import check_values
+from gemma_convert.surgery.adapters.adapter import Adapter
+from gemma_convert.surgery.adapters.gather import gather, refuse_merged
+from gemma_convert.surgery.adapters.open import Source
 from gemma_convert.surgery.merge_lora import merge
 from gemma_convert.surgery.replace import replace_saved
 from gemma_convert.surgery.training_base import Choice
@@ -126,12 +125,10 @@ def convert(
             _require_plain_weights(parts)
     if donor.spelling.layout is not HF or to is not HF:
         _require_tied(dims)
-    merged = _adapters(source, own, adapters, alpha, dims)
-    for adapter in merged:
-        check_values(adapter, allow_zero=allow_unchanged)
+    merged = gather(source, own.pairs, adapters, dims, alpha=alpha, allow_zero=allow_unchanged)
     before = tuple(donor.text.metadata.get("merged", ()))
     if not merge_again:
-        _refuse_merged(donor.text.source, merged, before)
+        refuse_merged(donor.text.source, merged, before)
     known = as_stored(dims, donor.text, donor.spelling)
     target = relayout(
         donor.text,
@@ -269,40 +266,6 @@ def _base_embedding(parts: Parts | None, model: Model) -> Tensor | None:
     if parts is None or parts.spelling is None:
         return None
     return parts.text.get(embedding_name(model, parts.spelling))
-
-
-def _adapters(
-    source: Checkpoint,
-    own: Parts,
-    others: Sequence[Source],
-    alpha: float | None,
-    model: Model,
-) -> tuple[Adapter, ...]:
-    """The adapter that ``source`` holds, if any, and the others."""
-    found = []
-    if own.pairs:
-        found.append(read_qwix(own.pairs, source.metadata, alpha, source.source))
-    elif alpha is not None and not any(other.takes_alpha for other in others):
-        raise AdapterError(
-            f"{source.source}: it holds no LoRA factors that --alpha {alpha:g} could scale",
-            "give the checkpoint with the factors, or leave --alpha out",
-        )
-    found += [opened(other, alpha) for other in others]
-    return tuple(head.tied(adapter, model) if model.tied else adapter for adapter in found)
-
-
-def _refuse_merged(
-    source: str, adapters: tuple[Adapter, ...], before: tuple[Mapping[str, Any], ...]
-) -> None:
-    """Refuse adapters that the ledger of the weights says are in them already."""
-    digests = {entry["factors_sha256"] for entry in before}
-    for adapter in adapters if digests else ():
-        if digest(adapter) in digests:
-            raise AdapterError(
-                f"{adapter.source}: it is merged into {source} already, says the conversion.json "
-                "there",
-                "leave it out, or merge it a second time with --force",
-            )
 
 
 def _plan(

@@ -255,3 +255,15 @@ def test_little_left_of_a_delta_is_advised_on(tmp_path: Path, two: Any, capsys: 
     assert f"such as {Q}.weight; ship the adapter unmerged (orbax-to-peft), or merge with" in text
     assert run_cli(*words, tmp_path / "wide", "--dtype", "float32") == 0
     assert "warning" not in capsys.readouterr().err
+
+
+def test_alpha_is_for_those_that_do_not_say_it(tmp_path: Path, two: Any) -> None:
+    """The source's is 7 by its metadata; the 5 given is the other's."""
+    run = factor_arrays(GEMMA3, F32)
+    write_run(tmp_path / "told", run, {"lora": {"alpha": 7}})
+    write_run(tmp_path / "untold", run)
+    words = ["orbax-to-hf", tmp_path / "told", "--base", tmp_path / "base", "--alpha", 5]
+    words += ["--adapter", tmp_path / "untold", "--out", tmp_path / "out", "--quiet"]
+    assert run_cli(*words) == 0
+    adapters = json.loads((tmp_path / "out" / "conversion.json").read_text())["adapters"]
+    assert [adapter["scales"] for adapter in adapters] == [[3.5], [2.5]]

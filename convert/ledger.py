@@ -18,6 +18,7 @@ from typing import Any
 
 from gemma_convert import __version__
 from gemma_convert.convert.jobs import Job
+from gemma_convert.convert.model import Model
 from gemma_convert.convert.readers.provenance import LEDGER_NAME
 from gemma_convert.convert.tensor import Tensor, ancestry
 from gemma_convert.convert.values import Revalued
@@ -43,11 +44,7 @@ def make_ledger(job: Job, command: list[str], seconds: float) -> dict[str, Any]:
         "command": shlex.join(command),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions(),
-        "model": {
-            "family": job.model.family.name,
-            "name": job.model.name,
-            "layers": len(job.model.layers),
-        },
+        **({"model": _model(job.model)} if job.model is not None else {}),
         "inputs": [
             {"path": s.source, "format": s.format, "fingerprint": dict(s.fingerprint)}
             for s in plan.sources
@@ -69,6 +66,9 @@ def make_ledger(job: Job, command: list[str], seconds: float) -> dict[str, Any]:
             for name, tensor in plan.target.items()
         },
     }
+    ledger |= job.details
+    if job.summary:
+        ledger["summary"] = dict(job.summary)
     if computed := _computed(plan.target):
         ledger["computed"] = computed
     if job.adapters:
@@ -80,6 +80,10 @@ def make_ledger(job: Job, command: list[str], seconds: float) -> dict[str, Any]:
     if merged or job.merged_before:
         ledger["merged"] = [*job.merged_before, *merged]
     return ledger
+
+
+def _model(model: Model) -> dict[str, Any]:
+    return {"family": model.family.name, "name": model.name, "layers": len(model.layers)}
 
 
 def _computed(target: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from ml_dtypes import finfo
 
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import AdapterError
@@ -13,7 +14,8 @@ from gemma_convert.convert.layouts import LAYOUTS, Spelling
 from gemma_convert.convert.model import Model, Parameter
 from gemma_convert.convert.parts import Parts, take_apart
 from gemma_convert.convert.relayout import relayout
-from gemma_convert.convert.tensor import Array, Tensor, blocks, slices
+from gemma_convert.convert.tensor import Array, Tensor, ancestry, blocks, slices
+from gemma_convert.convert.values import Revalued
 from gemma_convert.convert.vocabulary import embedding_name, vocabulary
 from gemma_convert.surgery.adapters.peft_keys import weight_name
 
@@ -42,11 +44,14 @@ class Place:
         return self.tuned.shape[0] - self.base.shape[0] if self.tuned.shape else 0
 
     def differs(self) -> bool:
-        """Whether any value does that both have; reads until the first."""
+        """Whether any value does that both have, by more than a layout's rounding of it."""
         smaller = min(self.tuned, self.base, key=lambda tensor: tensor.size)
-        return any(
-            not np.array_equal(self.tuned.read(box), self.base.read(box)) for box in blocks(smaller)
-        )
+        for box in blocks(smaller):
+            tuned, base = (t.read(box).astype(np.float32) for t in (self.tuned, self.base))
+            slack = _slack(self.tuned, tuned) + _slack(self.base, base)
+            if not (np.abs(tuned - base) <= slack).all():
+                return True
+        return False
 
     def delta(self) -> Array:
         """Tuned - base, computed and kept in float32; the whole of it is in memory."""
@@ -89,6 +94,20 @@ def places(
     towers = [{weight_name(name): tensor for name, tensor in p.towers.items()} for p in apart]
     for name in towers[0].keys() & towers[1].keys():
         yield Place(name, towers[0][name], towers[1][name], None, {})
+
+
+def _slack(tensor: Tensor, values: Array) -> Array | float:
+    """How far the ``values`` of a tensor may be off, because its layout stores and rounds others.
+
+    ``stored = scale * value + offset``, off by at most half an eps of its dtype and of float32.
+    """
+    slack: Array | float = 0.0
+    for step in ancestry(tensor):
+        if isinstance(step, Revalued) and step.may_lose:
+            eps = float(finfo(step.parent.dtype).eps) + 2 * float(finfo(np.float32).eps)
+            offset = abs(step.source.offset / step.source.scale)
+            slack = slack + eps * (np.abs(values) + offset)
+    return slack
 
 
 def is_resized(place: Place, model: Model) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 from gemma_convert.convert import pattern as patterns
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import AdapterError
+from gemma_convert.convert.hf_form import HEAD
 from gemma_convert.convert.jobs import DType
 from gemma_convert.convert.layouts import HF, TUNIX, Spelling
 from gemma_convert.convert.model import Model, text_config
@@ -124,14 +125,18 @@ def extract_lora(
             f"{tuned.source}: no matrix differs from {base.source} by low rank, {what}",
             "are these the checkpoints meant? A higher --rank or --max-error takes more in",
         )
+    copies, ties_head = frozenset(found.saved), model.tied and found.embedding in found.saved
+    if ties_head and found.embedding:
+        # PEFT copies the tied head too, and wants it in the file (ensure_weight_tying)
+        found.saved[HEAD] = found.saved[found.embedding]
     adapter = Adapter(
         found.pairs,
         dict.fromkeys(found.pairs, 1.0),
         spelling,
         tuned.source,
         saved=found.saved,
-        copies=frozenset(found.saved),
-        ties_head=model.tied and found.embedding in found.saved,
+        copies=copies,
+        ties_head=ties_head,
         notes=_notes(found, to_peft),
     )
     return adapter_job(
@@ -149,17 +154,12 @@ def _take(
     found: _Found, place: Place, model: Model, spelling: Spelling, limits: Limits, save: bool
 ) -> None:
     """Add one weight to what was found."""
-    reason = _no_matrix(place, model)
-    if reason is None:
-        delta = place.delta()
-        if not delta.any():
-            found.leave(place, "the same in both")
-            return
-        reason = _factorise(found, place, delta, spelling, limits)
-        if reason is None:
-            return
-    elif not reason:
+    resized = bool(place.new_rows) and is_resized(place, model)
+    if not resized and not place.differs():
         found.leave(place, "the same in both")
+        return
+    reason = _no_matrix(place, resized) or _factorise(found, place, spelling, limits)
+    if not reason:
         return
     found.rest[place.name] = reason
     if place.parameter is not None and place.parameter.row.name == EMBEDDING:
@@ -171,32 +171,28 @@ def _take(
         found.leave(place, f"not of low rank: {reason}")
 
 
-def _no_matrix(place: Place, model: Model) -> str | None:
-    """Why the change of a weight cannot be a pair; None if it can, empty if there is no change."""
+def _no_matrix(place: Place, resized: bool) -> str:
+    """Why the change of a weight cannot be a pair; empty if it can."""
     row = place.parameter.row if place.parameter is not None else None
-    if row is not None and row.is_product:
-        return None
-    if place.new_rows and is_resized(place, model):
-        return f"{place.base.shape[0]} rows became {place.tuned.shape[0]}"
-    if not place.differs():
-        return ""
     if row is None:
         return "outside the text model"
+    if row.is_product:
+        return ""
+    if resized:
+        return f"{place.base.shape[0]} rows became {place.tuned.shape[0]}"
     if row.lookup:
         return "an embedding"
     return "a stack of experts" if row.stacked else "no matrix"
 
 
-def _factorise(
-    found: _Found, place: Place, delta: Array, spelling: Spelling, limits: Limits
-) -> str | None:
-    """Add the pair of a changed matrix, or say why there is none."""
+def _factorise(found: _Found, place: Place, spelling: Spelling, limits: Limits) -> str:
+    """Add the pair of a changed matrix; else why there is none."""
     assert place.parameter is not None
     row, layout = place.parameter.row, spelling.layout
     inputs, outputs = row.factor_axes(layout)
     text, flat = row.cell(layout).pattern.text, f"({' '.join(outputs)}) ({' '.join(inputs)})"
     axes = {axis: place.parameter.sizes[axis] for axis in row.cell(layout).pattern.axes}
-    matrix = einops.rearrange(delta, f"{text} -> {flat}", **axes)
+    matrix = einops.rearrange(place.delta(), f"{text} -> {flat}", **axes)
     svd, rank = _decomposed(matrix, limits)
     a, b = (factor.astype(limits.dtype) for factor in svd.factors(rank))
     error = relative_error(matrix, a, b)
@@ -212,7 +208,7 @@ def _factorise(
     ]
     found.pairs[place.name] = Pair(factors[0], factors[1], (form,))
     found.modules[place.name] = told | {"shape": list(matrix.shape)}
-    return None
+    return ""
 
 
 def _laid(factor: Array, source: str, target: str, sizes: Mapping[str, int]) -> Array:
@@ -260,8 +256,9 @@ def _summary(found: _Found) -> Iterable[tuple[str, str]]:
     modules = found.modules
     worst = max(modules, key=lambda name: modules[name]["relative_error"])
     ranks, kept = (span(round(m[key], 6) for m in modules.values()) for key in ("rank", "energy"))
+    saved = sum(name in found.saved for name in found.rest)
     yield "pairs", f"{len(modules)}, rank {ranks}, alpha = rank"
     yield "energy kept", f"{kept} of each change's"
     yield "worst error", f"{modules[worst]['relative_error']:.3g} of the change's norm: {worst}"
     if found.rest:
-        yield "not of low rank", f"{len(found.rest)} tensors, {len(found.saved)} of them saved"
+        yield "not of low rank", f"{len(found.rest)} tensors, {saved} of them saved"

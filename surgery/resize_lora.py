@@ -82,13 +82,14 @@ def _resized(
     else:
         missing = wanted - pair.rank
         new_a, new_b = np.pad(a, ((0, missing), (0, 0))), np.pad(b, ((0, 0), (0, missing)))
-    same = wanted == pair.rank and stored == pair.a.dtype
+    exact = wanted >= pair.rank and stored == pair.a.dtype
+    same = exact and wanted == pair.rank
     resized = pair if same else with_matrices(pair, new_a, new_b, stored)
     told = {
         "rank_before": pair.rank,
         "rank": wanted,
         "energy": svd.kept(wanted),
-        "relative_error": 0.0 if same else difference((a, b), matrices(resized)),
+        "relative_error": 0.0 if exact else difference((a, b), matrices(resized)),
     }
     return resized, told
 

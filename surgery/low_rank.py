@@ -7,8 +7,8 @@ by the share of it that is kept.
 Large matrices get a block power iteration (Halko, Martinsson and Tropp, SIAM Review 2011, algorithm
 4.4): products of matrices and numpy's QR, at the speed of BLAS. scipy's ``svds`` (ARPACK) takes
 one vector at a time and waits for every singular value, those inside the noise too: for 64 of a
-21504 x 5376 matrix of rank 16 with noise it took 143 s on two busy cores, this 16 s. scikit-learn's
-``randomized_svd`` is the same algorithm, but a dependency of its own.
+21504 x 5376 matrix of rank 16 with noise it took 30 s on one core, this 3 s, and its error is the
+same to seven digits. scikit-learn's ``randomized_svd`` is this algorithm, but one more dependency.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from gemma_convert.convert.tensor import Array
 
-EXACT_SIZE = 768
+EXACT_SIZE = 256
 """Matrices with no more rows or columns than this get LAPACK's whole decomposition in float64."""
 
 _OVERSAMPLE = 10

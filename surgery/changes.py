@@ -49,16 +49,28 @@ class Place:
         for box in blocks(smaller):
             tuned, base = (t.read(box).astype(np.float32) for t in (self.tuned, self.base))
             slack = _slack(self.tuned, tuned) + _slack(self.base, base)
-            if not (np.abs(tuned - base) <= slack).all():
-                return True
+            with np.errstate(invalid="ignore"):  # NaN differs from everything
+                if not (np.abs(tuned - base) <= slack).all():
+                    return True
         return False
 
     def delta(self) -> Array:
-        """Tuned - base, computed and kept in float32; the whole of it is in memory."""
+        """Tuned - base, computed and kept in float32; the whole of it is in memory.
+
+        Raises:
+            AdapterError: If a value of it is NaN or infinite.
+        """
         found = np.empty(self.tuned.shape, np.float32)
         for box in blocks(self.tuned):
             tuned, base = self.tuned.read(box), self.base.read(box)
-            np.subtract(tuned.astype(np.float32), base.astype(np.float32), out=found[slices(box)])
+            with np.errstate(over="ignore", invalid="ignore"):
+                change = tuned.astype(np.float32) - base.astype(np.float32)
+            if not np.isfinite(change).all():
+                raise AdapterError(
+                    f"{self.name}: the change has values that are NaN or infinite",
+                    "the run diverged; take an earlier step",
+                )
+            found[slices(box)] = change
         return found
 
 

@@ -33,6 +33,8 @@ from gemma_convert.surgery.low_rank import Svd, leading_svd, relative_error
 _FIRST = 32
 """Singular values computed first where the rank is chosen by energy; then twice as many."""
 
+_NOT_COMPARED = "only one of the two has it"
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -139,11 +141,12 @@ def extract_lora(
         ties_head=ties_head,
         notes=_notes(found, to_peft),
     )
+    tensors = (*tuned.values(), *base.values())
     return adapter_job(
         adapter,
         (tuned, base),
         model,
-        reasons=found.reasons,
+        reasons={id(tensor): _NOT_COMPARED for tensor in tensors} | found.reasons,
         details={"modules": found.modules, "rest": _rest(found)},
         summary=tuple(_summary(found)),
         base=(base_id, None),
@@ -154,6 +157,9 @@ def _take(
     found: _Found, place: Place, model: Model, spelling: Spelling, limits: Limits, save: bool
 ) -> None:
     """Add one weight to what was found."""
+    if place.parameter is not None and place.parameter.unread:
+        found.leave(place, "the model never reads it")
+        return
     resized = bool(place.new_rows) and is_resized(place, model)
     if not resized and not place.differs():
         found.leave(place, "the same in both")

@@ -40,8 +40,8 @@ BOUND = 1e-4
 Q = "model.layers.1.self_attn.q_proj"
 UP = "model.layers.0.mlp.up_proj"
 NORM, EMBEDDING = "model.layers.0.input_layernorm", "model.embed_tokens"
-RANDOM = np.random.default_rng(9)
-DELTA = (RANDOM.normal(0, 0.3, (42, 2)) @ RANDOM.normal(0, 0.3, (2, 10))).astype(F32)
+LEFT, RIGHT = (np.random.default_rng(9).normal(0, 0.3, shape) for shape in ((42, 2), (2, 10)))
+DELTA = (LEFT @ RIGHT).astype(F32)
 
 
 def extract(directory: Path, *options: Any, tuned: str = "tuned", out: str = "adapter") -> int:
@@ -80,7 +80,7 @@ def grown(tmp_path: Path) -> tuple[dict[str, Array], dict[str, Array]]:
     Up changes by a matrix of full rank, all of its singular values equal.
     """
     base = base_arrays(GEMMA3, "model.", F32)
-    turn = np.linalg.qr(RANDOM.normal(size=(11, 10)))[0].astype(F32)
+    turn = np.linalg.qr(np.random.default_rng(8).normal(size=(11, 10)))[0].astype(F32)
     tuned = {
         **base,
         f"{Q}.weight": base[f"{Q}.weight"] + DELTA,
@@ -199,10 +199,12 @@ def test_orbax_output_has_one_pair_for_key_and_value(tmp_path: Path) -> None:
 def test_ranks_by_energy(tmp_path: Path) -> None:
     """Singular values 2, 1 and 0.5 on q and one on up: 0.9 of the energy is rank 2, and rank 1."""
     base = base_arrays(GEMMA3, "model.", F32)
-    u, v = (np.linalg.qr(RANDOM.normal(size=(size, 3)))[0] for size in (42, 10))
+    random = np.random.default_rng(7)
+    u, v = (np.linalg.qr(random.normal(size=(size, 3)))[0] for size in (42, 10))
     wide = (u * [2, 1, 0.5]) @ v.T
+    single = np.outer(u[:11, 0], v[:, 0])
     tuned = {**base, f"{Q}.weight": (base[f"{Q}.weight"] + wide).astype(F32)}
-    tuned[f"{UP}.weight"] = (base[f"{UP}.weight"] + np.outer(u[:11, 0], v[:, 0])).astype(F32)
+    tuned[f"{UP}.weight"] = (base[f"{UP}.weight"] + single).astype(F32)
     write_base(tmp_path / "base", GEMMA3, base)
     write_base(tmp_path / "tuned", GEMMA3, tuned)
     assert extract(tmp_path, "--energy", 0.9) == 0
@@ -269,6 +271,55 @@ def test_unmerged_factors_are_refused(tmp_path: Path, grown: Any, capsys: Any) -
     assert (
         "model_params: it holds LoRA factors, where weights are compared" in capsys.readouterr().err
     )
+
+
+def test_values_that_are_not_finite_are_refused(tmp_path: Path, grown: Any, capsys: Any) -> None:
+    values = grown[1][f"{Q}.weight"].copy()
+    values[3, 4] = np.nan
+    write_base(tmp_path / "diverged", GEMMA3, {**grown[0], f"{Q}.weight": values})
+    assert extract(tmp_path, "--rank", 2, tuned="diverged") == 1
+    assert f"{Q}.weight: the change has values that are NaN or infinite" in capsys.readouterr().err
+
+
+def test_towers_are_compared_where_both_have_them(tmp_path: Path) -> None:
+    config = CONFIGS["gemma4"]
+    prefix, tower = USUAL_PREFIX["gemma4"], "model.vision_tower.patch_embedder.input_proj.weight"
+    base = base_arrays(config, prefix, F32)
+    name = f"{prefix}layers.1.self_attn.q_proj.weight"
+    tuned = {**base, name: base[name] + DELTA}
+    write_base(tmp_path / "text", config, tuned)
+    words = ["convert", tmp_path / "text", "--to", "tunix", "--out", tmp_path / "tunix"]
+    assert run_cli(*words, "--quiet") == 0
+    pixels = {tower: np.full((5, 7), 0.3, F32)}
+    write_base(tmp_path / "base", config, base | pixels)
+    assert extract(tmp_path, "--rank", 2, tuned="tunix") == 0
+    ledger = read(tmp_path / "adapter")
+    assert (list(ledger["modules"]), ledger["rest"]) == ([name], [])
+    assert ledger["dropped"][tower] == "only one of the two has it"
+    write_base(tmp_path / "seen", config, {**tuned, tower: np.full((5, 7), 0.4, F32)})
+    assert extract(tmp_path, "--rank", 2, "--save-rest", tuned="seen", out="both") == 0
+    assert read(tmp_path / "both")["rest"] == [
+        {
+            "name": tower.removeprefix("model."),
+            "reason": "outside the text model",
+            "saved": False,
+        }
+    ]
+
+
+def test_what_no_layer_reads_is_not_compared(tmp_path: Path) -> None:
+    """Tunix's models carry keys and values of layers that share another's: there they are zeros."""
+    base = tiny.hf_model("gemma4-e2b")
+    base.save_pretrained(tmp_path / "base")
+    config = {"r": 3, "lora_alpha": 7, "target_modules": ["q_proj"]}
+    tuned = peft_oracle.peft_model(base, **config).merge_and_unload()
+    tuned.save_pretrained(tmp_path / "hf")
+    words = ["convert", tmp_path / "hf", "--to", "tunix", "--out", tmp_path / "tunix"]
+    assert run_cli(*words, "--quiet") == 0
+    assert extract(tmp_path, "--rank", 3, "--format", "orbax", tuned="tunix") == 0
+    ledger = read(tmp_path / "adapter")
+    assert list(ledger["modules"]) == [f"layers.{i}.attn.q_einsum.w" for i in range(5)]
+    assert ledger["rest"] == []
 
 
 def test_peft_loads_it_and_computes_what_was_tuned(tmp_path: Path) -> None:

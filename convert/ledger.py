@@ -18,6 +18,7 @@ from typing import Any
 
 from gemma_convert import __version__
 from gemma_convert.convert.jobs import Job
+from gemma_convert.convert.model import Model
 from gemma_convert.convert.readers.provenance import LEDGER_NAME
 from gemma_convert.convert.tensor import Tensor, ancestry
 from gemma_convert.convert.values import Revalued
@@ -44,11 +45,7 @@ def make_ledger(job: Job, command: list[str], seconds: float) -> dict[str, Any]:
         "command": shlex.join(command),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions(),
-        "model": {
-            "family": job.model.family.name,
-            "name": job.model.name,
-            "layers": len(job.model.layers),
-        },
+        **({"model": _model(job.model)} if job.model is not None else {}),
         "inputs": input_entries(job),
         "counts": plan.counts,
         "notes": list(
@@ -67,6 +64,9 @@ def make_ledger(job: Job, command: list[str], seconds: float) -> dict[str, Any]:
             for name, tensor in plan.target.items()
         },
     }
+    ledger |= job.details
+    if job.summary:
+        ledger["summary"] = dict(job.summary)
     if computed := _computed(plan.target):
         ledger["computed"] = computed
     if job.bases is not None:
@@ -101,6 +101,10 @@ def _base(used: str, other: str, target: Mapping[str, Tensor]) -> dict[str, Any]
 
 def _difference(difference: Difference) -> dict[str, float]:
     return {"largest": difference.largest, "mean": difference.mean}
+
+
+def _model(model: Model) -> dict[str, Any]:
+    return {"family": model.family.name, "name": model.name, "layers": len(model.layers)}
 
 
 def _computed(target: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -46,6 +46,8 @@ def cli(*words: object) -> str:
         cli("orbax-to-hf", "--help"),
         cli("hf-to-orbax", "--help"),
         cli("push", "--help"),
+        cli("surgery", "extract-lora", "--help"),
+        "import gemma_convert.surgery.extract_lora, gemma_convert.surgery.combine_lora",
         cli("inspect", SAMPLES / "lora_only"),
         cli("inspect", SAMPLES / "full_base", "--json", "--tensors"),
     ],

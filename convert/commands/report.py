@@ -22,8 +22,10 @@ def show_notes(job: Job) -> None:
 def plan_json(job: Job) -> dict[str, Any]:
     """A plan for machines."""
     plan = job.plan
+    model = job.model
     return {
-        "model": {"family": job.model.family.name, "name": job.model.name},
+        **({"model": {"family": model.family.name, "name": model.name}} if model else {}),
+        **job.details,
         "inputs": [source.source for source in plan.sources],
         "counts": plan.counts,
         "dropped": dict(plan.dropped),
@@ -46,13 +48,14 @@ def show_plan(job: Job, *, as_json: bool) -> None:
         print_json(plan_json(job))
         return
     plan = job.plan
-    rows = [("model", _model(plan_json(job)["model"], len(job.model.layers)))]
+    rows = [("model", _model(plan_json(job)["model"], len(job.model.layers)))] if job.model else []
     rows += [(action, f"{count} tensors") for action, count in plan.counts.items() if count]
     if job.bases is not None:
         rows.append(("base", job.bases[0]))
     for adapter in job.adapters:
         scales = _span(sorted(set(adapter.scales.values())))
         rows.append((adapter.kind, f"{len(adapter.pairs)} pairs, scale {scales}"))
+    rows += job.summary
     rows.append(("to write", size_text(plan.target.nbytes)))
     _table("Plan: nothing was written", rows)
     _show_dropped(plan.dropped)
@@ -64,7 +67,8 @@ def show_ledger(ledger: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(ledger)
         return
-    rows = [("model", _model(ledger["model"], ledger["model"]["layers"]))]
+    model = ledger.get("model")
+    rows = [("model", _model(model, model["layers"]))] if model else []
     rows += [(action, f"{count} tensors") for action, count in ledger["counts"].items() if count]
     if computed := ledger.get("computed"):
         rows.append(
@@ -80,6 +84,7 @@ def show_ledger(ledger: Mapping[str, Any], *, as_json: bool) -> None:
         rows += _adapter_rows(adapter)
     if "survival" in ledger:
         rows.append(("delta kept", _kept(ledger["survival"])))
+    rows += ledger.get("summary", {}).items()
     rows += [
         ("written", f"{size_text(ledger['bytes'])} in {ledger['seconds']:.1f} s"),
         ("peak memory", size_text(ledger["peak_memory_bytes"])),

@@ -19,7 +19,7 @@ def peft_tensors(adapter: Adapter) -> dict[str, Tensor]:
         found[f"{stem}.lora_B.weight"] = pair.b
         if pair.magnitude is not None:
             found[f"{stem}.lora_magnitude_vector"] = pair.magnitude
-    return found
+    return found | {_PREFIX + name: tensor for name, tensor in adapter.saved.items()}
 
 
 def peft_config(
@@ -55,9 +55,10 @@ def peft_config(
         "fan_in_fan_out": False,
         "init_lora_weights": True,
         "lora_dropout": 0.0,
-        "modules_to_save": None,
+        "modules_to_save": sorted(map(module_path, adapter.copies)) or None,
         "use_dora": any(pair.magnitude is not None for pair in adapter.pairs.values()),
         "use_rslora": False,
+        **({"ensure_weight_tying": True} if adapter.ties_head else {}),
     }
 
 

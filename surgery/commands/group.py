@@ -6,13 +6,18 @@ import click
 
 from gemma_convert.lazy import LazyGroup
 
-COMMANDS = {"merge-lora": "gemma_convert.surgery.commands.merge_lora"}
+COMMANDS = {
+    "merge-lora": "gemma_convert.surgery.commands.merge_lora",
+    "extract-lora": "gemma_convert.surgery.commands.extract_lora",
+    "resize-lora": "gemma_convert.surgery.commands.resize_lora",
+    "combine-lora": "gemma_convert.surgery.commands.combine_lora",
+}
 """Command name to the module that has it as ``command``; in the order of ``--help``."""
 
 
 @click.group("surgery", cls=LazyGroup, commands_at=COMMANDS)
 def command() -> None:
-    """Change a model: merge adapters into it.
+    """Change a model or an adapter.
 
     \b
     Example:

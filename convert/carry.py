@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from gemma_convert.convert import dtypes
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.hf_form import Form, form_of
 from gemma_convert.convert.layouts import HF, Spelling
 from gemma_convert.convert.model import Model
 from gemma_convert.convert.parts import Parts
 from gemma_convert.convert.relayout import relayout
-from gemma_convert.convert.tensor import Tensor, cast
+from gemma_convert.convert.tensor import Tensor, cast_floats
 from gemma_convert.convert.towers import Found, beside, shortened
 
 _REPLACED = "the checkpoint has its own weights"
@@ -135,14 +134,8 @@ def hf_form(
     )
     carried.reasons |= replaced(parts, towers) if is_hf else {}
     copied = {
-        name: _stored(tensor, dtype)
+        name: cast_floats(tensor, dtype)
         for name, tensor in (parts.towers.items() if is_hf else ())
         if id(tensor) not in carried.reasons
     }
     return form_of(reference, model, found, {**copied, **carried.tensors}), carried
-
-
-def _stored(tensor: Tensor, dtype: np.dtype[Any] | None) -> Tensor:
-    if dtype is None or not dtypes.is_float(tensor.dtype):
-        return tensor
-    return cast(tensor, dtype)

@@ -12,7 +12,8 @@ from gemma_convert.convert.model import Model
 from gemma_convert.convert.registry import recognise
 from gemma_convert.convert.tensor import Tensor, blocks
 from gemma_convert.convert.towers import Found, find_towers
-from gemma_convert.surgery.adapter import Pair, split_factors
+from gemma_convert.surgery.adapters.adapter import Pair
+from gemma_convert.surgery.adapters.qwix import split_factors
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,11 @@ def recognise(checkpoint: Checkpoint, layout: Layout | None = None) -> tuple[Che
     return checkpoint.replace(tensors=tensors), spelling
 
 
+def names_parameter(name: str, spelling: Spelling) -> bool:
+    """Whether some family has a parameter that ``spelling`` gives this name."""
+    return bool(_ranks(normal(name, spelling.layout), spelling))
+
+
 def normal(name: str, layout: Layout) -> str:
     """``name`` with the layout's separator between its keys, begun as the templates do."""
     name = name if layout.separator == "." else name.replace(".", layout.separator)

@@ -46,7 +46,7 @@ class Relaid(Tensor):
         at: Mapping[str, int],
         sizes: Sizes,
     ) -> None:
-        self.sources = [part for part in sources if _agree(part.at, at)]
+        self.sources = [part for part in sources if agree(part.at, at)]
         self.source = source
         self.target = target
         self.at = at
@@ -66,7 +66,7 @@ class Relaid(Tensor):
         kept = [axis for axis in axes if axis in covered]
         region = region[tuple(slice(None) if axis in covered else 0 for axis in axes)]
         array = einops.rearrange(region, f"{' '.join(kept)} -> {self.target.text}", **sizes)
-        return array[_within(box, self.target.box(covered, self.sizes))]
+        return array[within(box, self.target.box(covered, self.sizes))]
 
     def _region(self, ranges: Ranges) -> tuple[Array, tuple[str, ...]]:
         """The values inside ``ranges``, with one dimension an axis, and the axes' order."""
@@ -103,6 +103,7 @@ def relayout(
     target: Spelling,
     *,
     partial: bool = False,
+    deltas: bool = False,
     dtype: np.dtype[Any] | None = None,
     computed: np.dtype[Any] | None = None,
     spare: Mapping[str, Tensor] | None = None,
@@ -114,8 +115,8 @@ def relayout(
         model: The dimensions they must have.
         source: How they are spelled.
         target: How they are to be spelled.
-        partial: Whether the tensors are the deltas of an adapter: parameters may be absent
-            altogether, and offsets do not apply.
+        partial: Whether parameters may be absent altogether.
+        deltas: Whether the tensors are differences of weights: offsets do not apply.
         dtype: Dtype of the tensors; as in the source if None.
         computed: Dtype of those whose values the two layouts store differently; ``dtype`` if None.
         spare: Tensors of ``target``, for parameters that nothing reads and the source lacks.
@@ -150,7 +151,7 @@ def relayout(
         elif parts:
             parts, copies = once(parts, parameter.row, target.layout)
             dropped |= copies
-            change = Change(parameter, source, target, dtype, computed or dtype, is_delta=partial)
+            change = Change(parameter, source, target, dtype, computed or dtype, is_delta=deltas)
             targets = change.tensors(parts)
             _require_whole(checkpoint, parameter, targets, source, target)
             made |= targets
@@ -245,7 +246,7 @@ def _require_whole(
     """Refuse a parameter of which the source has some of what one of ``targets`` is made of."""
     for target_name, target_at in _stored_names(parameter, target):
         for name, at in _stored_names(parameter, source):
-            if target_name in targets and _agree(at, target_at) and name not in checkpoint:
+            if target_name in targets and agree(at, target_at) and name not in checkpoint:
                 raise LayoutError(
                     f"{checkpoint.source}: {name}: missing ({parameter})",
                     f"{target_name} is made of it too",
@@ -280,12 +281,12 @@ class Change:
             self._values(self.source, part.at) != self._values(self.target, at)
             for part in parts
             for _, at in stored
-            if _agree(part.at, at)
+            if agree(part.at, at)
         )
         # one dtype for all tensors of a parameter, as a fused array needs on the way back
         dtype = (self.computed if computed else self.dtype) or parts[0].tensor.dtype
         for name, at in stored:
-            shares = [part for part in parts if _agree(part.at, at)]
+            shares = [part for part in parts if agree(part.at, at)]
             if shares:  # else a delta that this tensor has no share in
                 made[name] = self._tensor(shares, at, dtype)
         return made
@@ -322,7 +323,7 @@ class Change:
 _WIDE = np.dtype(np.float32)
 
 
-def _agree(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
+def agree(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
     """Whether two places can hold the same values: they name no axis at different positions."""
     return all(other.get(axis, index) == index for axis, index in one.items())
 
@@ -331,7 +332,7 @@ def _inside(at: Mapping[str, int], ranges: Ranges) -> bool:
     return all(ranges[axis][0] <= index < ranges[axis][1] for axis, index in at.items())
 
 
-def _within(box: Box, outer: Box) -> tuple[slice, ...]:
+def within(box: Box, outer: Box) -> tuple[slice, ...]:
     """``box`` as an index into an array that holds ``outer``."""
     shifted = tuple(
         (start - begin, stop - begin) for (start, stop), (begin, _) in zip(box, outer, strict=True)

@@ -105,6 +105,8 @@ class Row:
         inputs: The axes contracted with the activations, in order. A LoRA pair of this row is
             A: inputs + r, B: r + the other axes, in the order of any layout's pattern. Empty where
             the parameter is not a matrix.
+        stacked: The axes along which several matrices are stored as one, such as that of experts.
+        lookup: Whether ids pick rows of the matrix, as of an embedding, instead of a product.
         where: Whether a layer has this parameter. A row outside the layers is asked with what all
             layers have in common.
         unread: Whether a layer has it but never reads it, so that it may be absent on the disk.
@@ -120,6 +122,13 @@ class Row:
     unread: Where
     per_layer: bool
     repeated: frozenset[str] = frozenset()
+    stacked: tuple[str, ...] = ()
+    lookup: bool = False
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it is one matrix that activations are multiplied by: what Qwix adapts."""
+        return bool(self.inputs) and not self.stacked and not self.lookup
 
     def has(self, layout: Layout) -> bool:
         """Whether ``layout`` has this parameter."""
@@ -133,7 +142,8 @@ class Row:
         """The axes of a LoRA pair's A before r, and of its B behind r, in ``layout``'s order."""
         axes = self.cell(layout).pattern.axes
         inputs = tuple(axis for axis in axes if axis in self.inputs)
-        return inputs, tuple(axis for axis in axes if axis not in self.inputs)
+        apart = {*self.inputs, *self.stacked}
+        return inputs, tuple(axis for axis in axes if axis not in apart)
 
     def only(self, where: Where) -> Row:
         """This row, in the layers that ``where`` picks."""
@@ -174,6 +184,8 @@ def row(
     where: Where = everywhere,
     unread: Where = nowhere,
     repeated: str = "",
+    stacked: str = "",
+    lookup: bool = False,
     **cells: tuple[str, str],
 ) -> Row:
     """Make a row from plain text: ``row("q", inputs="d", hf=("...", "(n h) d"), tunix=...)``.
@@ -189,7 +201,17 @@ def row(
     layered = {"{i}" in text for text, _ in cells.values()}
     if len(layered) != 1:
         raise LayoutError(f"row {name}: {{i}} stands in some layouts only")
-    return Row(name, parsed, tuple(inputs.split()), where, unread, layered.pop(), once)
+    return Row(
+        name,
+        parsed,
+        tuple(inputs.split()),
+        where,
+        unread,
+        layered.pop(),
+        stacked=tuple(stacked.split()),
+        lookup=lookup,
+        repeated=once,
+    )
 
 
 def _key(layout: str) -> str:

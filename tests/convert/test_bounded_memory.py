@@ -15,7 +15,7 @@ from gemma_convert.convert.repeats import Part
 from gemma_convert.convert.rows import Layer
 from gemma_convert.convert.tensor import BLOCK_BYTES, Array, Box, Tensor, extent
 from gemma_convert.convert.writers.safetensors import shard, verify_shard, write_shard
-from gemma_convert.surgery.adapter import Pair
+from gemma_convert.surgery.adapters.adapter import Pair
 from gemma_convert.surgery.delta import LowRank, Merged
 
 ROWS, COLUMNS, RANK = 4096, 3000, 2

@@ -64,8 +64,8 @@ def test_factors_alone_are_merged_into_the_base(config: dict[str, Any], prefix: 
     expected = lora_oracle.merged(arrays(ours), prefix, factors, ALPHA)
     assert_same_bits(produced(job), rounded(expected))
     assert list(job.plan.target) == list(ours)
-    assert job.adapter is not None
-    assert len(job.adapter.pairs) == len(factors) / 2
+    (adapter,) = job.adapters
+    assert len(adapter.pairs) == len(factors) / 2
     merged = [name for name, action in job.plan.actions.items() if action == "merged"]
     assert sorted(merged) == sorted(prefix + n for n in lora_oracle.deltas(factors, ALPHA))
     assert {a for n, a in job.plan.actions.items() if n not in merged} == {"copied"}
@@ -106,7 +106,7 @@ def test_a_full_tree_without_factors(family: str) -> None:
     """Each array by hand, from section 2 of the layouts' law."""
     tree = tunix_arrays(CONFIGS[family], seed=7)
     job = orbax_to_hf(run(tree), base(family, tensors={}))
-    assert job.adapter is None
+    assert job.adapters == ()
     found, prefix = produced(job), USUAL_PREFIX[family]
     for name, array in tree.items():
         module = name.split(".", 2)[-1]

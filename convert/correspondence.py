@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from gemma_convert.convert.layouts import LAYOUTS, Layout
-from gemma_convert.convert.model import Model, Parameter
+from gemma_convert.convert.model import Model
+from gemma_convert.convert.network import Network, Parameter
 from gemma_convert.convert.registry import families, named_model
 
 AXES = {
@@ -25,8 +26,25 @@ AXES = {
 }
 """What the axis letters mean."""
 
+TOWER_AXES = {
+    "t": "hidden size of the text model",
+    "u": "positions: patches of an image, or places on one of its sides",
+    "g": "row or column of a patch",
+    "a": "values of a patch",
+    "y": "height of a convolution",
+    "x": "width of a convolution",
+    "o": "channels: colours of an image, or of the first convolution",
+    "z": "channels of the second convolution",
+    "q": "frequencies behind both convolutions",
+    "ch": "channels of a conformer's convolution",
+    "tap": "its length",
+    "j": "output size of the audio tower",
+    "b": "which clip bound",
+}
+"""What more there is in towers; there d, n, k, h and f are those of the tower."""
 
-def model_rows(model: Model) -> list[tuple[Parameter, str]]:
+
+def model_rows(model: Network) -> list[tuple[Parameter, str]]:
     """The rows of ``model``, each as the first parameter of it and the layers that have it."""
     layers: dict[int, list[int]] = {}
     first: dict[int, Parameter] = {}
@@ -42,13 +60,13 @@ def model_rows(model: Model) -> list[tuple[Parameter, str]]:
     ]
 
 
-def table(model: Model) -> tuple[list[str], list[list[str]]]:
+def table(model: Network) -> tuple[list[str], list[list[str]]]:
     """Header and lines of the table of one model: parameter, layers, one column a layout."""
     rows = model_rows(model)
     layouts = [
         layout
         for layout in LAYOUTS.values()
-        if any(layout.name in parameter.row.cells for parameter, _ in rows)
+        if any(layout.name in parameter.row.cells for parameter, _ in rows) and model.is_in(layout)
     ]
     header = ["parameter", "layers", *(layout.name for layout in layouts)]
     lines = [
@@ -58,9 +76,9 @@ def table(model: Model) -> tuple[list[str], list[list[str]]]:
     return header, lines
 
 
-def stacks(model: Model) -> list[str]:
+def stacks(model: Network) -> list[str]:
     """How layouts that stack layers do it, a sentence a layout."""
-    found = []
+    found: list[str] = []
     for name, stacking in model.family.stacks.items():
         if refusal := stacking.refusal(model.common):
             found.append(f"{name}: not for this model: {refusal}.")
@@ -82,20 +100,48 @@ def markdown() -> str:
         "layer, `{s:k_proj,v_proj}` an axis that the name spells, brackets one dimension made of "
         "several axes. Names stand behind a prefix that differs between wrappers of a layout. "
         "Where a layout stores other values than Hugging Face, how it makes them stands behind the "
-        "axes. A layout that stacks layers has them in blocks of a period, the last of which is "
-        "global: b is the block, j the layer in it, path the name behind that of the layer.",
-        _markdown_table(["axis", "meaning"], [[f"`{a}`", text] for a, text in AXES.items()]),
+        "axes. Where several words of Hugging Face stand beside one name that has no such axis, "
+        "the tensors are copies of each other. A layout that stacks layers has them in blocks of a "
+        "period, the last of which is global: b is the block, j the layer in it, path the name "
+        "behind that of the layer.",
+        _markdown_table(
+            ["axis", "meaning"], [[f"`{a}`", text] for a, text in {**AXES, **TOWER_AXES}.items()]
+        ),
         "Prefixes: " + "; ".join(f"{x.name} {_quoted(x.prefixes)}" for x in LAYOUTS.values()) + ".",
     ]
     for family in families().values():
         parts.append(f"## {family.name}")
         parts.append("Models: " + ", ".join(family.models) + ".")
         for name in _telling(family.models):
-            header, lines = table(named_model(name))
-            quoted = [[*line[:2], *(f"`{c}`" if c else "" for c in line[2:])] for line in lines]
-            parts += [f"### {name}", _markdown_table(header, quoted)]
-            parts += stacks(named_model(name))
+            parts += [f"### {name}", *_written(named_model(name))]
+        for title, tower in _towers(family.models).items():
+            parts += [f"### {title}", *_written(tower)]
     return "\n\n".join(parts) + "\n"
+
+
+def _written(model: Network) -> list[str]:
+    """The table of a model or a tower in Markdown, and how its layers are stacked."""
+    header, lines = table(model)
+    quoted = [[*line[:2], *(f"`{c}`" if c else "" for c in line[2:])] for line in lines]
+    return [_markdown_table(header, quoted), *stacks(model)]
+
+
+def towers(model: Model) -> dict[str, Network]:
+    """The towers of a model by what they are."""
+    return {
+        f"{config.tower.part} tower, {config.tower.name}": config.network()
+        for config in model.towers
+    }
+
+
+def _towers(models: Iterable[str]) -> dict[str, Network]:
+    """The towers of some models, one of every kind, by what they are and in which models."""
+    seen: dict[tuple[int, ...], tuple[str, Network, list[str]]] = {}
+    for name in models:
+        for title, tower in towers(named_model(name)).items():
+            rows = tuple(id(parameter.row) for parameter, _ in model_rows(tower))
+            seen.setdefault(rows, (title, tower, []))[2].append(name)
+    return {f"{title}: {', '.join(names)}": tower for title, tower, names in seen.values()}
 
 
 def _telling(models: Iterable[str]) -> list[str]:

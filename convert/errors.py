@@ -5,6 +5,7 @@
     |- ConfigError           a config.json that is missing, unknown or contradicts the tensors
     |- LayoutError           names or shapes that do not fit the layout
     |- AdapterError          LoRA factors that do not fit the base, or whose scale is unknown
+    |- RemoteError           a Hub or a bucket that refuses, is out of reach or holds something else
     `- OutputError           an output that exists, does not fit on the disk, or read back wrong
 
 The command line prints the message and exits 1; a traceback appears only with ``--debug``.
@@ -53,6 +54,10 @@ class LayoutError(GemmaConvertError):
 
 class AdapterError(GemmaConvertError):
     """LoRA factors that do not fit the base, or whose scale is unknown."""
+
+
+class RemoteError(GemmaConvertError):
+    """A Hub or a bucket that refuses, cannot be reached, or holds something else."""
 
 
 class OutputError(GemmaConvertError):

@@ -13,15 +13,13 @@ from typing import Any
 
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import ConfigError
-from gemma_convert.convert.layouts import HF
+from gemma_convert.convert.layouts import HF, IN_MEMORY
 from gemma_convert.convert.model import Model, text_config
-from gemma_convert.convert.parts import Parts
 from gemma_convert.convert.presets.preset import Preset, hub_config
 from gemma_convert.convert.rows import Family
 from gemma_convert.convert.tensor import Tensor
 
 HEAD = "lm_head.weight"
-_IN_MEMORY = "model.language_model."  # read by every class with towers since transformers 4.52
 _TOWERS = ("vision", "audio", "multi_modal_projector")
 
 
@@ -42,8 +40,10 @@ class Form:
     notes: tuple[str, ...]
 
 
-def form_of(reference: Checkpoint, model: Model, parts: Parts) -> Form:
-    """The form of an output whose config and towers come from ``reference``.
+def form_of(
+    reference: Checkpoint, model: Model, found: str | None, others: Mapping[str, Tensor]
+) -> Form:
+    """The form of an output whose config comes from ``reference``.
 
     With a config.json it is the reference's own, where that agrees with itself; else weights and
     nesting decide, and class, model_type and prefix follow. Without one it is the Hub's for that
@@ -52,14 +52,14 @@ def form_of(reference: Checkpoint, model: Model, parts: Parts) -> Form:
     Args:
         reference: The base, or a source that is its own.
         model: The dimensions.
-        parts: What ``reference`` holds.
+        found: What stands before the names of ``reference``'s text model; None if it is not in
+            this layout.
+        others: The towers, and a head of its own, named as beside ``found``; as the Hub does if
+            that is None.
 
     Raises:
         ConfigError: If there are towers beside a text model's config, or no config is known.
     """
-    is_hf = parts.spelling is not None and parts.spelling.layout is HF
-    found = parts.spelling.prefix if parts.spelling is not None and is_hf else None
-    others = parts.towers if is_hf else {}
     if reference.config:
         config, notes = _base_config(reference, model.family, others)
         prefix = _fitting_prefix(config, model.family, found)
@@ -72,6 +72,33 @@ def form_of(reference: Checkpoint, model: Model, parts: Parts) -> Form:
     return Form(config, prefix, renamed, notes)
 
 
+def require_whole(where: str, form: Form, model: Model, own_weights: bool) -> None:
+    """Refuse a Hugging Face output that lacks what its config.json announces.
+
+    Args:
+        where: Whose config.json it is, for the message.
+        form: What is written beside the text model.
+        model: The dimensions.
+        own_weights: Whether the text model is the source's own; a base may lack what it lacks.
+
+    Raises:
+        ConfigError: If a tower or a head is missing.
+    """
+    for kind in ("vision", "audio"):
+        announced = isinstance(form.config.get(f"{kind}_config"), Mapping)
+        if own_weights and announced and not any(kind in name for name in form.others):
+            raise ConfigError(
+                f"{where}: config.json has {kind}_config, but no such weights are "
+                "there: the output would load with random ones",
+                "give a base with its weights, or a text-only config.json",
+            )
+    if not model.tied and not any(name.endswith(HEAD) for name in form.others):
+        raise ConfigError(
+            f"{where}: config.json: tie_word_embeddings is false, but there is no {HEAD}",
+            "set it to true if the model's head is its embedding",
+        )
+
+
 def respelled(name: str, found: str, prefix: str) -> str:
     """Name of a tower's tensor, or of the head, where the text's prefix changes to ``prefix``."""
     if found == prefix:
@@ -79,7 +106,7 @@ def respelled(name: str, found: str, prefix: str) -> str:
     if name.endswith(HEAD):
         return f"language_model.{HEAD}" if prefix == "language_model.model." else HEAD
     short = name.removeprefix("model.")
-    return f"model.{short}" if prefix == _IN_MEMORY else short
+    return f"model.{short}" if prefix == IN_MEMORY else short
 
 
 def _known_config(
@@ -136,7 +163,7 @@ def _fitting_prefix(config: Mapping[str, Any], family: Family, found: str | None
     nested, kind = _nested(config), _kind(config, family)
     usual = family.nested_prefix if nested else HF.default_prefix
     known = kind is not None and (bool(kind.wrapper) or not nested)
-    fits = {usual, _IN_MEMORY} if nested else {usual}
+    fits = {usual, IN_MEMORY} if nested else {usual}
     return found if found is not None and (found in fits or not known) else usual
 
 

@@ -82,12 +82,12 @@ def weight_shape(
     """
     short = name.removeprefix(spelling.prefix)
     for row in (row for family in families.values() for row in family.rows):
-        if not row.has(spelling.layout):
+        if not row.has(spelling.layout) or not row.is_product:
             continue
         cell = row.cell(spelling.layout)
         inputs, outputs = row.factor_axes(spelling.layout)
         fits = len(a) == len(inputs) + 1 and len(b) == len(outputs) + 1
-        if inputs and fits and cell.template.match(short) is not None:
+        if fits and cell.template.match(short) is not None:
             return cell.pattern.shape(dict(zip(inputs + outputs, a[:-1] + b[1:], strict=True)))
     return None
 

@@ -8,17 +8,31 @@ from typing import Any
 
 from gemma_convert.convert import dtypes
 from gemma_convert.convert.checkpoint import Checkpoint
-from gemma_convert.convert.errors import AdapterError, ConfigError
+from gemma_convert.convert.errors import AdapterError, ConfigError, InputError
 from gemma_convert.convert.infer import guess, weight_shape
+from gemma_convert.convert.inspect_towers import towers
 from gemma_convert.convert.layouts import Spelling
 from gemma_convert.convert.model import Model, read_model, text_config
 from gemma_convert.convert.registry import explain, families, recognise
 from gemma_convert.convert.relayout import disagreements
-from gemma_convert.surgery.adapter import Pair, check_rank, split_factors, stored_alpha
+from gemma_convert.surgery.adapters.adapter import Adapter, Pair
+from gemma_convert.surgery.adapters.describe import describe, describe_pairs, module_of, read
+from gemma_convert.surgery.adapters.norms import relative_norms
+from gemma_convert.surgery.adapters.qwix import split_factors, stored_alpha
+from gemma_convert.surgery.quantised import Dequantised
+from gemma_convert.surgery.training_base import stored_scheme
 
 
-def inspect(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Describe ``checkpoint`` as plain data, ready for JSON."""
+def inspect(
+    checkpoint: Checkpoint, base: Checkpoint | None = None, alpha: float | None = None
+) -> dict[str, Any]:
+    """Describe ``checkpoint`` as plain data, ready for JSON.
+
+    Args:
+        checkpoint: Only its headers are looked at, unless there is a base.
+        base: The base of the adapter in ``checkpoint``: deltas are compared with its weights.
+        alpha: LoRA alpha, where the checkpoint does not say it.
+    """
     weights, pairs, problems = _factors(checkpoint)
     evidence = explain(weights or {name: pair.b for name, pair in pairs.items()})
     report: dict[str, Any] = {
@@ -30,6 +44,8 @@ def inspect(checkpoint: Checkpoint) -> dict[str, Any]:
         "dtypes": _by_dtype(checkpoint),
         "layout": None,
         "model": None,
+        "towers": [],
+        "quantised": _quantised(weights),
         "adapter": None,
         "steps": _steps(checkpoint),
         "side_files": sorted(checkpoint.files),
@@ -45,10 +61,9 @@ def inspect(checkpoint: Checkpoint) -> dict[str, Any]:
             "evidence": str(best),
         }
         report["model"] = _model(checkpoint, weights, pairs, best.spelling, problems)
-    if pairs:
-        report["adapter"] = _adapter(checkpoint, pairs, problems)
-    elif "adapter_config" in checkpoint.metadata:
-        report["adapter"] = _peft(checkpoint)
+        report["towers"] = towers(weights, best.spelling, problems) if weights else []
+    if pairs or "adapter_config" in checkpoint.metadata:
+        report["adapter"] = _adapter(checkpoint, pairs, problems, base, alpha)
     return report
 
 
@@ -63,9 +78,22 @@ def tensor_list(checkpoint: Checkpoint) -> list[dict[str, Any]]:
 def _factors(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Pair], list[str]]:
     try:
         weights, pairs = split_factors(checkpoint)
-    except AdapterError as error:
+    except (AdapterError, InputError) as error:
         return checkpoint, {}, [str(error)]
     return weights, pairs, []
+
+
+def _quantised(weights: Checkpoint) -> list[dict[str, Any]]:
+    """The schemes by which weights are stored as codes, with the modules that have each."""
+    modules: dict[tuple[str, str, int | None], Counter[str]] = {}
+    for name, tensor in weights.items():
+        if isinstance(tensor, Dequantised):
+            scheme = (str(tensor.codes.dtype), str(tensor.scale.dtype), tensor.tile)
+            modules.setdefault(scheme, Counter())[module_of(name)] += 1
+    return [
+        {"codes": codes, "scales": scales, "tile": tile, "modules": dict(counted)}
+        for (codes, scales, tile), counted in modules.items()
+    ]
 
 
 def _by_dtype(checkpoint: Checkpoint) -> dict[str, int]:
@@ -141,39 +169,51 @@ def _dtype_disagreement(checkpoint: Checkpoint) -> list[str]:
     return []
 
 
-def _alpha(checkpoint: Checkpoint, problems: list[str]) -> float | None:
+def _alpha(checkpoint: Checkpoint) -> float | None:
+    if "adapter_config" in checkpoint.metadata:
+        value: float | None = checkpoint.metadata["adapter_config"].get("lora_alpha")
+        return value
     try:
         return stored_alpha(checkpoint.metadata)
+    except AdapterError:
+        return None  # told already
+
+
+def _adapter(
+    checkpoint: Checkpoint,
+    pairs: dict[str, Pair],
+    problems: list[str],
+    base: Checkpoint | None,
+    alpha: float | None,
+) -> dict[str, Any]:
+    adapter = read(checkpoint, pairs, alpha, problems)
+    told = {
+        "alpha": _alpha(checkpoint),
+        "base_quantization": _base_quantization(checkpoint, problems),
+    }
+    if adapter is None:
+        config = checkpoint.metadata.get("adapter_config", {})
+        kind = "Qwix LoRA" if pairs else f"PEFT {config.get('peft_type', '?')}"
+        return {**describe_pairs(kind, pairs), **told}
+    report = {**describe(adapter), **told}
+    if base is not None:
+        report["relative_norm_by_module"] = _norms(adapter, base)
+    return report
+
+
+def _base_quantization(checkpoint: Checkpoint, problems: list[str]) -> str | None:
+    """How training quantised the base, if the checkpoint's metadata says it."""
+    try:
+        scheme = stored_scheme(checkpoint.metadata)
     except AdapterError as error:
         problems.append(str(error))
         return None
+    return str(scheme) if scheme is not None else None
 
 
-def _adapter(checkpoint: Checkpoint, pairs: dict[str, Pair], problems: list[str]) -> dict[str, Any]:
-    try:
-        check_rank(checkpoint.metadata, pairs)
-    except AdapterError as error:
-        problems.append(str(error))
-    return {
-        "kind": "lora factors in the tree",
-        "pairs": len(pairs),
-        "ranks": dict(Counter(str(pair.rank) for pair in pairs.values())),
-        "alpha": _alpha(checkpoint, problems),
-        "rank_by_module": {name: pair.rank for name, pair in pairs.items()},
-    }
-
-
-def _peft(checkpoint: Checkpoint) -> dict[str, Any]:
-    config = checkpoint.metadata["adapter_config"]
-    ranks = {
-        name: tensor.shape[0]
-        for name, tensor in checkpoint.items()
-        if ".lora_A." in name and tensor.shape
-    }
-    return {
-        "kind": f"PEFT {config.get('peft_type', '?')}",
-        "pairs": len(ranks),
-        "ranks": dict(Counter(map(str, ranks.values()))),
-        "alpha": config.get("lora_alpha"),
-        "rank_by_module": ranks,
-    }
+def _norms(adapter: Adapter, base: Checkpoint) -> dict[str, float]:
+    """Norm of each delta relative to its weight."""
+    if not base.config:
+        raise InputError(f"{base.source}: no config.json", "give a Hugging Face directory")
+    named, spelling = recognise(base)
+    return relative_norms(adapter, read_model(base.config, families()), named, spelling)

@@ -6,31 +6,39 @@ head.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from gemma_convert.convert import dtypes
+from gemma_convert.convert.bases import choose
+from gemma_convert.convert.carry import carry, chosen, hf_form
 from gemma_convert.convert.checkpoint import Checkpoint
-from gemma_convert.convert.errors import AdapterError, ConfigError, InputError, LayoutError
-from gemma_convert.convert.hf_form import HEAD, Form, form_of
+from gemma_convert.convert.errors import ConfigError, InputError, LayoutError
+from gemma_convert.convert.hf_form import require_whole
 from gemma_convert.convert.layouts import HF, TUNIX, Layout, Spelling
 from gemma_convert.convert.model import Model, read_model
 from gemma_convert.convert.parts import Parts, take_apart
 from gemma_convert.convert.plan import Plan, make_plan, reached
 from gemma_convert.convert.registry import families, named_model
 from gemma_convert.convert.relayout import relayout
-from gemma_convert.convert.tensor import Tensor, ancestry, cast
+from gemma_convert.convert.tensor import Tensor, ancestry
 from gemma_convert.convert.values import Revalued
 from gemma_convert.convert.vocabulary import as_stored, embedding_name, fit_vocabulary
-from gemma_convert.surgery.adapter import Adapter, Pair, check_rank, check_values, resolve_alpha
+from gemma_convert.surgery import head
+from gemma_convert.surgery.adapters.adapter import Adapter
+from gemma_convert.surgery.adapters.gather import gather, refuse_merged
+from gemma_convert.surgery.adapters.open import Source
 from gemma_convert.surgery.merge_lora import merge
+from gemma_convert.surgery.replace import replace_saved
+from gemma_convert.surgery.training_base import Choice
 
 DType = np.dtype[Any]
 
-_NOT_TEXT = "not part of the text model, which is all that is converted"
+_REPLACED = "an adapter replaces it"
+_UNKNOWN = "not part of the text model, nor of a tower known here that config.json describes"
 
 
 @dataclass(frozen=True)
@@ -40,14 +48,23 @@ class Job:
     Attributes:
         plan: What will be written.
         layout: In which layout.
-        model: The dimensions.
-        adapter: The LoRA adapter that is merged, if there is one.
+        model: The dimensions; None where none are needed.
+        adapters: The LoRA adapters that are merged.
+        merged_before: What earlier runs merged into the same weights: source, weight, digest.
+        bases: Where training had quantised the base: the version that is merged onto, and the one
+            that it is compared with, if there is one.
+        details: What else the ledger keeps, as JSON values.
+        summary: What else people are told: rows of a table, label and text.
     """
 
     plan: Plan
     layout: Layout
-    model: Model
-    adapter: Adapter | None = None
+    model: Model | None
+    adapters: tuple[Adapter, ...] = ()
+    merged_before: tuple[Mapping[str, Any], ...] = ()
+    bases: tuple[str, str] | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+    summary: tuple[tuple[str, str], ...] = ()
 
 
 def convert(
@@ -57,6 +74,10 @@ def convert(
     base: Checkpoint | None = None,
     model: str | None = None,
     alpha: float | None = None,
+    adapters: Sequence[Source] = (),
+    allow_unchanged: bool = False,
+    merge_again: bool = False,
+    base_quantization: Choice = None,
     dtype: DType | None = None,
     computed_dtype: DType | None = None,
     layout: Layout | None = None,
@@ -70,7 +91,12 @@ def convert(
             no weights of its own, the weights. An HF source is its own base.
         model: Name of a public model, where neither base nor source has a config.json. An HF
             output then gets one from what is known of that model, and no tokenizer.
-        alpha: LoRA alpha, where the source's metadata does not say it.
+        alpha: LoRA alpha, where the metadata of factors does not say it.
+        adapters: More adapters to merge.
+        allow_unchanged: Whether a pair may be all zero.
+        merge_again: Whether an adapter may be one that was merged into these weights before.
+        base_quantization: For adapters of a QLoRA run: merge onto the base quantised by this
+            scheme, or with "none" onto the full-precision base although the source has codes.
         dtype: Stored dtype; as in the source if None.
         computed_dtype: Stored dtype of tensors whose values the two layouts store differently;
             ``dtype`` if None.
@@ -80,11 +106,13 @@ def convert(
         GemmaConvertError: If the inputs do not fit together; see the steps.
     """
     reference = base if base is not None else source
-    dims = _model(reference, model)
+    dims = model_of(reference, model)
     own = take_apart(source, dims, layout)
     other = _base_parts(base, dims) if base is not None else None
-    donor = own if own.text else other
-    if donor is None or not donor.text or donor.spelling is None:
+    lora = [*([source] if own.pairs else []), *(adapter.checkpoint for adapter in adapters)]
+    bases = choose(own, other, base_quantization, [one.metadata for one in lora])
+    donor = bases.donor if bases is not None else None
+    if bases is None or donor is None or donor.spelling is None:
         raise InputError(
             f"{reference.source}: no weights"
             + (f", and {source.source} holds LoRA factors alone" if own.pairs else ""),
@@ -95,39 +123,58 @@ def convert(
             f"{source.source}: {next(iter(own.text))}: {base.source} has a tensor of that name too",
             "leave --base out: a Hugging Face directory is its own base",
         )
-    form = form_of(reference, dims, other or own) if to is HF else None
-    spelling = Spelling(to, form.prefix if form is not None else to.default_prefix)
     for parts in (own, other):
         if parts is not None:
             _require_plain_weights(parts)
+    if to is HF:
+        form, carried = hf_form(reference, dims, donor, other or own, dtype, computed_dtype)
+        spelling = Spelling(HF, form.prefix)
+    else:
+        spelling = Spelling(to, to.default_prefix)
+        towers = chosen(donor, other)
+        form, carried = None, carry(towers, spelling, dtype=dtype, computed=computed_dtype)
     if donor.spelling.layout is not HF or to is not HF:
         _require_tied(dims)
-    stored = as_stored(dims, donor.text, donor.spelling)
+    merged = gather(source, own.pairs, adapters, dims, alpha=alpha, allow_zero=allow_unchanged)
+    before = tuple(donor.text.metadata.get("merged", ()))
+    if not merge_again:
+        refuse_merged(donor.text.source, merged, before)
+    known = as_stored(dims, donor.text, donor.spelling)
     target = relayout(
         donor.text,
-        stored,
+        known,
         donor.spelling,
         spelling,
         dtype=dtype,
         computed=computed_dtype,
         spare=_spare(other, dims, spelling, dtype) if donor is own else None,
     )
-    target = fit_vocabulary(target, dims, spelling, _base_embedding(other, dims))
-    adapter = _adapter(source, own.pairs, alpha)
-    if adapter is not None:
-        target = merge(target, [adapter], dims, spelling)
-    tensors = dict(target.tensors)
+    target = bases.compared(target, dims, spelling, merged)
+    untied = head.untie(target, merged, dims, spelling) if dims.tied else {}
+    config = reference.config
     if form is not None:
-        _require_whole(reference.source, form, dims, donor is own)
-        tensors |= {name: _stored(tensor, dtype) for name, tensor in form.others.items()}
-        target = target.replace(notes=target.notes + form.notes)
+        require_whole(reference.source, form, dims, donor is own)
+        target = target.replace(
+            tensors={**target.tensors, **form.others, **untied}, notes=target.notes + form.notes
+        )
+        config = head.untied_config(form.config) if untied else form.config
+    target, replaced = replace_saved(target, merged, known, spelling)
+    target = fit_vocabulary(target, dims, spelling, _base_embedding(other, dims))
+    target = merge(target, merged, dims, spelling)
+    tensors = {**target.tensors, **(carried.tensors if form is None else {})}
     target = target.replace(
-        config=form.config if form is not None else reference.config,
+        config=config,
         tensors=_in_order(tensors, reference),
-        notes=(*target.notes, *_computed_note(target)),
+        notes=(*target.notes, *_computed_note(target), *([bases.note] if bases.note else [])),
         files=reference.files,
     )
-    return Job(_plan(target, source, own, base, other), to, dims, adapter)
+    unused = bases.unused()
+    unused |= {id(t): reason for adapter in merged for t, reason in adapter.unused}
+    unused |= {id(step): _REPLACED for tensor in replaced for step in ancestry(tensor)}
+    extra = tuple(adapter.checkpoint for adapter in adapters)
+    unused |= carried.reasons
+    plan = _plan(target, source, own, base, other, extra, unused)
+    return Job(plan, to, dims, merged, before, bases.names)
 
 
 def orbax_to_hf(
@@ -135,6 +182,10 @@ def orbax_to_hf(
     base: Checkpoint,
     *,
     alpha: float | None = None,
+    adapters: Sequence[Source] = (),
+    allow_unchanged: bool = False,
+    merge_again: bool = False,
+    base_quantization: Choice = None,
     dtype: DType | None = None,
 ) -> Job:
     """A JAX checkpoint (weights, LoRA factors, or both) as a Hugging Face checkpoint.
@@ -142,7 +193,12 @@ def orbax_to_hf(
     Args:
         checkpoint: Orbax tree.
         base: HF directory; see `convert`.
-        alpha: LoRA alpha, where the checkpoint's metadata does not say it.
+        alpha: LoRA alpha, where the metadata of factors does not say it.
+        adapters: More adapters to merge.
+        allow_unchanged: Whether a pair may be all zero.
+        merge_again: Whether an adapter may be one that was merged into these weights before.
+        base_quantization: For adapters of a QLoRA run: merge onto the base quantised by this
+            scheme, or with "none" onto the full-precision base although the source has codes.
         dtype: Stored dtype; as in the source if None.
 
     Raises:
@@ -150,7 +206,17 @@ def orbax_to_hf(
     """
     if checkpoint.format == "safetensors":
         raise InputError(f"{checkpoint.source}: safetensors already", "give an Orbax checkpoint")
-    return convert(checkpoint, HF, base=base, alpha=alpha, dtype=dtype)
+    return convert(
+        checkpoint,
+        HF,
+        base=base,
+        alpha=alpha,
+        adapters=adapters,
+        allow_unchanged=allow_unchanged,
+        merge_again=merge_again,
+        base_quantization=base_quantization,
+        dtype=dtype,
+    )
 
 
 def hf_to_orbax(base: Checkpoint, *, layout: Layout = TUNIX, dtype: DType | None = None) -> Job:
@@ -167,7 +233,7 @@ def hf_to_orbax(base: Checkpoint, *, layout: Layout = TUNIX, dtype: DType | None
     return convert(base, layout, dtype=dtype)
 
 
-def _model(reference: Checkpoint, name: str | None) -> Model:
+def model_of(reference: Checkpoint, name: str | None) -> Model:
     """The dimensions: by config.json, else those of a named public model."""
     if reference.config:
         model = read_model(reference.config, families())
@@ -213,45 +279,34 @@ def _base_embedding(parts: Parts | None, model: Model) -> Tensor | None:
     return parts.text.get(embedding_name(model, parts.spelling))
 
 
-def _adapter(source: Checkpoint, pairs: Mapping[str, Pair], alpha: float | None) -> Adapter | None:
-    """The adapter that ``source`` holds, its values checked."""
-    if not pairs:
-        if alpha is None:
-            return None
-        raise AdapterError(
-            f"{source.source}: it holds no LoRA factors that --alpha {alpha:g} could scale",
-            "give the checkpoint with the factors, or leave --alpha out",
-        )
-    value = resolve_alpha(source.metadata, alpha, source.source)
-    check_rank(source.metadata, pairs)
-    adapter = Adapter(pairs, value, Spelling(TUNIX, ""), source.source)
-    check_values(adapter)
-    return adapter
-
-
 def _plan(
     target: Checkpoint,
     source: Checkpoint,
     own: Parts,
     base: Checkpoint | None,
     other: Parts | None,
+    adapters: tuple[Checkpoint, ...],
+    unused: Mapping[int, str],
 ) -> Plan:
     """Give every tensor that the target does not read its reason, and prove the rest."""
     read = reached(target)
     dropped = {**target.dropped, **source.dropped, **own.dropped}
     for name, tensor in own.towers.items():
         if id(tensor) not in read:
-            dropped[name] = _NOT_TEXT
+            dropped[name] = unused.get(id(tensor), _UNKNOWN)
     if base is not None and other is not None:
         dropped |= {**base.dropped, **other.dropped}
         for name, tensor in other.towers.items():
             if id(tensor) not in read:
-                dropped[name] = _NOT_TEXT
+                dropped[name] = unused.get(id(tensor), _UNKNOWN)
         for name, tensor in base.items():
             if id(tensor) not in read and name not in dropped:
                 dropped[name] = "the checkpoint has its own weights"
-    target = target.replace(dropped=dropped)
-    return make_plan(target, (source,) if base is None else (source, base))
+    sources = (source, *(() if base is None else (base,)), *adapters)
+    for name, tensor in ((n, t) for checkpoint in sources for n, t in checkpoint.items()):
+        if id(tensor) not in read and id(tensor) in unused:
+            dropped[name] = unused[id(tensor)]
+    return make_plan(target.replace(dropped=dropped), sources)
 
 
 def _require_plain_weights(parts: Parts) -> None:
@@ -264,23 +319,6 @@ def _require_plain_weights(parts: Parts) -> None:
                 f"{parts.text.source}: {name} is {tensor.dtype}: a quantised weight",
                 "give the checkpoint before its quantisation",
             )
-
-
-def _require_whole(where: str, form: Form, model: Model, own_weights: bool) -> None:
-    """Refuse a Hugging Face output that lacks what its config.json announces."""
-    for kind in ("vision", "audio"):
-        announced = isinstance(form.config.get(f"{kind}_config"), Mapping)
-        if own_weights and announced and not any(kind in name for name in form.others):
-            raise ConfigError(
-                f"{where}: config.json has {kind}_config, but no such weights are "
-                "there: the output would load with random ones",
-                "give a base with its weights, or a text-only config.json",
-            )
-    if not model.tied and not any(name.endswith(HEAD) for name in form.others):
-        raise ConfigError(
-            f"{where}: config.json: tie_word_embeddings is false, but there is no {HEAD}",
-            "set it to true if the model's head is its embedding",
-        )
 
 
 def _require_tied(model: Model) -> None:
@@ -317,9 +355,3 @@ def _in_order(tensors: dict[str, Tensor], base: Checkpoint) -> dict[str, Tensor]
     """The tensors in the base's order, those that it does not have last."""
     order = {name: position for position, name in enumerate(base)}
     return dict(sorted(tensors.items(), key=lambda item: order.get(item[0], len(order))))
-
-
-def _stored(tensor: Tensor, dtype: DType | None) -> Tensor:
-    if dtype is None or not dtypes.is_float(tensor.dtype):
-        return tensor
-    return cast(tensor, dtype)

@@ -26,6 +26,7 @@ class Layout:
         optional_leaf: A last key that some trees of the layout have and others leave out.
         unstacked: The layout of the same names that keeps each layer by itself.
         like: The layout whose cells it uses where a row has none of its own.
+        aliases: What names may begin with, and with what the templates begin them instead.
         towers: What the names of a vision or audio part begin with, where the text's prefix does
             not tell them apart.
     """
@@ -37,6 +38,7 @@ class Layout:
     unread: Literal["wanted", "carried", "absent"] = "carried"
     separator: str = "."
     optional_leaf: str = ""
+    aliases: Mapping[str, str] = field(default_factory=dict)
     towers: tuple[str, ...] = ()
     unstacked: str = ""
     like: str = ""
@@ -53,10 +55,13 @@ class Spelling:
         return f"{self.layout.name} ({self.prefix}*)" if self.prefix else self.layout.name
 
 
+IN_MEMORY = "model.language_model."
+"""Read by every class with towers since transformers 4.52; Gemma 4 has it on the Hub too."""
+
 HF = Layout(
     "hf",
     (
-        "model.language_model.",  # transformers >= 4.52 in memory; Gemma 4 on the Hub
+        IN_MEMORY,
         "language_model.model.",  # Gemma 3 4b and larger on the Hub
         "model.",  # text-only models
     ),
@@ -70,6 +75,9 @@ _JAX_TOWERS = ("vision_encoder", "audio_encoder", "embedder.mm_", "embedder.audi
 
 TUNIX = Layout("tunix", ("",), "", vocabulary=_JAX_VOCABULARY, unread="wanted", towers=_JAX_TOWERS)
 
+# The vision tower of a flat tree (gemma git 7691fd4, gm/ckpts/_checkpoint.py).
+SIGLIP_FLAT, SIGLIP_WRITTEN = "SigLiPFromPatches_0/", "transformer/vision_encoder/"
+
 # A nested tree has the keys layer_0, attn, q_einsum, w; a flat one, as on Google's bucket, has
 # transformer/layer_0/attn/q_einsum and w. Flat trees give the arrays of an MLP a last key w too.
 DEEPMIND = Layout(
@@ -80,7 +88,8 @@ DEEPMIND = Layout(
     unread="wanted",
     separator="/",
     optional_leaf="w",
-    towers=(*(tower.replace(".", "/") for tower in _JAX_TOWERS), "SigLiPFromPatches"),
+    aliases={SIGLIP_FLAT: SIGLIP_WRITTEN},
+    towers=tuple(tower.replace(".", "/") for tower in _JAX_TOWERS),
 )
 
 

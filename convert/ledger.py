@@ -18,12 +18,15 @@ from typing import Any
 
 from gemma_convert import __version__
 from gemma_convert.convert.jobs import Job
+from gemma_convert.convert.model import Model
+from gemma_convert.convert.readers.provenance import LEDGER_NAME
 from gemma_convert.convert.tensor import Tensor, ancestry
 from gemma_convert.convert.values import Revalued
-from gemma_convert.surgery.adapter import Adapter
+from gemma_convert.surgery.adapters.adapter import Adapter, digest
+from gemma_convert.surgery.compare import Compared, Difference
 from gemma_convert.surgery.delta import LowRank, Merged, Survival
 
-LEDGER_NAME = "conversion.json"
+__all__ = ["LEDGER_NAME", "file_digests", "make_ledger"]
 
 _PACKAGES = ("numpy", "ml-dtypes", "einops", "safetensors", "tensorstore", "orbax-checkpoint")
 
@@ -42,16 +45,12 @@ def make_ledger(job: Job, command: list[str], seconds: float) -> dict[str, Any]:
         "command": shlex.join(command),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions(),
-        "model": {
-            "family": job.model.family.name,
-            "name": job.model.name,
-            "layers": len(job.model.layers),
-        },
-        "inputs": [
-            {"path": s.source, "format": s.format, "fingerprint": dict(s.fingerprint)}
-            for s in plan.sources
-        ],
+        **({"model": _model(job.model)} if job.model is not None else {}),
+        "inputs": input_entries(job),
         "counts": plan.counts,
+        "notes": list(
+            dict.fromkeys((*plan.target.notes, *(n for s in plan.sources for n in s.notes)))
+        ),
         "dropped": dict(plan.dropped),
         "bytes": plan.target.nbytes,
         "seconds": round(seconds, 3),
@@ -65,11 +64,47 @@ def make_ledger(job: Job, command: list[str], seconds: float) -> dict[str, Any]:
             for name, tensor in plan.target.items()
         },
     }
+    ledger |= job.details
+    if job.summary:
+        ledger["summary"] = dict(job.summary)
     if computed := _computed(plan.target):
         ledger["computed"] = computed
-    if job.adapter is not None:
-        ledger["adapter"] = _adapter(job, job.adapter)
+    if job.bases is not None:
+        ledger["base"] = _base(*job.bases, plan.target)
+    if job.adapters:
+        ledger |= _merge(job)
+    merged = [
+        {key: adapter[key] for key in ("source", "weight", "factors_sha256")}
+        for adapter in ledger.get("adapters", ())
+    ]
+    if merged or job.merged_before:
+        ledger["merged"] = [*job.merged_before, *merged]
     return ledger
+
+
+def _base(used: str, other: str, target: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Which version of a quantised base was used, and how far the other one is from it."""
+    found = {
+        name: sum((step.difference for step in steps), Difference())
+        for name, tensor in target.items()
+        if (steps := [step for step in ancestry(tensor) if isinstance(step, Compared)])
+    }
+    if not found:
+        return {"used": used}
+    return {
+        "used": used,
+        "compared_with": other,
+        **_difference(sum(found.values(), Difference())),
+        "by_tensor": {name: _difference(one) for name, one in found.items()},
+    }
+
+
+def _difference(difference: Difference) -> dict[str, float]:
+    return {"largest": difference.largest, "mean": difference.mean}
+
+
+def _model(model: Model) -> dict[str, Any]:
+    return {"family": model.family.name, "name": model.name, "layers": len(model.layers)}
 
 
 def _computed(target: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -90,28 +125,47 @@ def _computed(target: Mapping[str, Tensor]) -> dict[str, Any]:
     }
 
 
-def _adapter(job: Job, adapter: Adapter) -> dict[str, Any]:
+def input_entries(job: Job) -> list[dict[str, Any]]:
+    """What identifies the inputs of ``job``."""
+    return [
+        {"path": s.source, "format": s.format, "fingerprint": dict(s.fingerprint)}
+        for s in job.plan.sources
+    ]
+
+
+def _merge(job: Job) -> dict[str, Any]:
     """Pairs found, applied and changed, and what the rounding left of their deltas."""
     merged = {n: t for n, t in job.plan.target.items() if isinstance(t, Merged)}
     applied: set[int] = set()
     changed: set[int] = set()
     for tensor in merged.values():
-        pairs = {id(step.pair) for step in ancestry(tensor) if isinstance(step, LowRank)}
+        # by the factors, since placing a pair makes a new one
+        pairs = {id(step.pair.a) for step in ancestry(tensor) if isinstance(step, LowRank)}
         applied |= pairs
         if tensor.survival.changed:
             changed |= pairs
     total = sum((tensor.survival for tensor in merged.values()), Survival())
     return {
-        "source": adapter.source,
-        "alpha": adapter.alpha,
-        "ranks": sorted({pair.rank for pair in adapter.pairs.values()}),
-        "pairs_found": len(adapter.pairs),
-        "pairs_applied": len(applied),
-        "pairs_changed": len(changed),
-        "unchanged": [name for name, pair in adapter.pairs.items() if id(pair) not in changed],
-        "factors_sha256": factors_digest(adapter),
+        "adapters": [_adapter(adapter, applied, changed) for adapter in job.adapters],
         "survival": _survival(total),
         "survival_by_tensor": {name: _survival(t.survival) for name, t in merged.items()},
+    }
+
+
+def _adapter(adapter: Adapter, applied: set[int], changed: set[int]) -> dict[str, Any]:
+    """One adapter; ``applied`` and ``changed`` are the identities of factors A."""
+    return {
+        "source": adapter.source,
+        "kind": adapter.kind,
+        "weight": adapter.weight,
+        "ranks": adapter.ranks,
+        "scales": sorted(set(adapter.scales.values())),
+        "pairs_found": len(adapter.pairs),
+        "pairs_applied": sum(id(pair.a) in applied for pair in adapter.pairs.values()),
+        "pairs_changed": sum(id(pair.a) in changed for pair in adapter.pairs.values()),
+        "unchanged": [name for name, pair in adapter.pairs.items() if id(pair.a) not in changed],
+        "replaced": list(adapter.saved),
+        "factors_sha256": digest(adapter),
     }
 
 
@@ -121,16 +175,6 @@ def _survival(survival: Survival) -> dict[str, Any]:
         "weights_changed": survival.changed,
         "weights": survival.size,
     }
-
-
-def factors_digest(adapter: Adapter) -> str:
-    """sha256 over the names and values of all factors."""
-    digest = hashlib.sha256()
-    for name, pair in sorted(adapter.pairs.items()):
-        for factor in (pair.a, pair.b):
-            digest.update(f"{name} {factor.dtype} {factor.shape}".encode())
-            digest.update(factor.numpy().tobytes())
-    return digest.hexdigest()
 
 
 def versions() -> dict[str, str]:

@@ -12,94 +12,33 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gemma_convert.convert.errors import ConfigError
-from gemma_convert.convert.layouts import Layout
+from gemma_convert.convert.network import Network
 from gemma_convert.convert.rope import Rope, read_rope
-from gemma_convert.convert.rows import Family, Layer, Row
-from gemma_convert.convert.stacking import MOST_LAYERS
-from gemma_convert.convert.values import Affine
+from gemma_convert.convert.rows import Family, Layer
+from gemma_convert.convert.sizes import layer_count, positive
+from gemma_convert.convert.towers import TowerConfig, read_towers
 
 
 @dataclass(frozen=True)
-class Parameter:
-    """A row at one place of one model: a logical parameter whose axes have sizes.
-
-    Attributes:
-        row: Its names and axis orders.
-        index: The layer, or None outside the layers.
-        layer: The layer it stands in, or what all layers have in common.
-        sizes: Sizes of all axes.
-        unread: The model never reads it, so it may be absent.
-    """
-
-    row: Row
-    index: int | None
-    layer: Layer
-    sizes: Mapping[str, int]
-    unread: bool = False
-
-    def parts(self, layout: Layout) -> list[tuple[str, dict[str, int]]]:
-        """The tensors that hold it in ``layout``.
-
-        Returns:
-            Name (without the spelling's prefix) and, for each axis that the name spells by a word,
-            the position it stands for; in the order of that axis.
-        """
-        template = self.row.cell(layout).template
-        layer = {} if self.index is None else {"i": self.index}
-        spelled: list[dict[str, int]] = [{}]
-        for axis, words in template.words.items():
-            spelled = [{**at, axis: i} for at in spelled for i in range(len(words))]
-        return [(template.format({**layer, **at}), at) for at in spelled]
-
-    def shape(self, layout: Layout) -> tuple[int, ...]:
-        """The shape of each of those tensors."""
-        return self.row.cell(layout).pattern.shape(self.sizes)
-
-    def values(self, layout: Layout, at: Mapping[str, int]) -> Affine:
-        """How ``layout`` stores the values of the tensor at that place on the spelled axes."""
-        return self.row.cell(layout).values(self.layer, at)
-
-    def __str__(self) -> str:
-        return self.row.name if self.index is None else f"{self.row.name} of layer {self.index}"
-
-
-@dataclass(frozen=True)
-class Model:
+class Model(Network):
     """A family at the dimensions of one config.
 
     Attributes:
-        family: Its rows.
-        layers: What each layer is, with the sizes of its axes.
-        common: What all layers have in common, with the sizes of the axes outside the layers.
         tied: Whether the head is the embedding.
         name: The public model of these dimensions, if it is one.
         rope: Layer type to its rotary position embedding.
+        towers: Its vision and audio parts, as far as their rows are known here.
     """
 
     family: Family
-    layers: tuple[Layer, ...]
-    common: Layer
     tied: bool
     name: str | None
     rope: Mapping[str, Rope]
-
-    def parameters(self) -> list[Parameter]:
-        """Every logical parameter of the model: the embedder's, then layer by layer."""
-        outside = [row for row in self.family.rows if not row.per_layer]
-        inside = [row for row in self.family.rows if row.per_layer]
-        found = [_parameter(row, self.common) for row in outside if row.where(self.common)]
-        for layer in self.layers:
-            found += [_parameter(row, layer) for row in inside if row.where(layer)]
-        return found
+    towers: tuple[TowerConfig, ...] = ()
 
     def with_vocabulary(self, size: int) -> Model:
         """This model with another number of rows in the embedding."""
         return replace(self, common=replace(self.common, sizes={**self.common.sizes, "v": size}))
-
-
-def _parameter(row: Row, layer: Layer) -> Parameter:
-    index = layer.index if row.per_layer else None
-    return Parameter(row, index, layer, {**layer.sizes, **row.words}, row.unread(layer))
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -137,6 +76,7 @@ def read_model(config: Mapping[str, Any], families: Mapping[str, Family]) -> Mod
         tied=bool(config.get("tie_word_embeddings", values["tie_word_embeddings"])),
         name=_public_name(family, values),
         rope=read_rope(text, defaults),
+        towers=read_towers(config, family, common.sizes["d"]),
     )
 
 
@@ -183,13 +123,13 @@ def _common(values: Mapping[str, Any]) -> Layer:
         is_moe=is_moe,
         has_ple=has_ple,
         query_scale=_query_scale(values),
-        sizes={axis: _positive(values, key) for axis, key in keys.items()},
+        sizes={axis: positive(values, key) for axis, key in keys.items()},
     )
 
 
 def _query_scale(values: Mapping[str, Any]) -> float:
     """``query_pre_attn_scalar ** -0.5``; the head dimension stands in where there is none."""
-    scalar = values.get("query_pre_attn_scalar") or _positive(values, "head_dim")
+    scalar = values.get("query_pre_attn_scalar") or positive(values, "head_dim")
     if isinstance(scalar, bool) or not isinstance(scalar, int | float) or not scalar > 0:
         raise ConfigError(f"config.json: query_pre_attn_scalar is {scalar!r}, expected a number")
     return float(scalar**-0.5)
@@ -199,13 +139,13 @@ def _layer(index: int, kind: str, values: Mapping[str, Any], common: Layer) -> L
     """One layer; Gemma 4's have dimensions of their own (modeling_gemma4.py)."""
     is_global = kind == "full_attention"
     value_is_key = is_global and bool(values.get("attention_k_eq_v"))
-    shared = _positive(values, "num_kv_shared_layers") if values.get("num_kv_shared_layers") else 0
-    shares_kv = index >= _positive(values, "num_hidden_layers") - shared
+    shared = positive(values, "num_kv_shared_layers") if values.get("num_kv_shared_layers") else 0
+    shares_kv = index >= positive(values, "num_hidden_layers") - shared
     sizes = dict(common.sizes)
     if is_global and values.get("global_head_dim"):
-        sizes["h"] = _positive(values, "global_head_dim")
+        sizes["h"] = positive(values, "global_head_dim")
     if value_is_key and values.get("num_global_key_value_heads"):
-        sizes["k"] = _positive(values, "num_global_key_value_heads")
+        sizes["k"] = positive(values, "num_global_key_value_heads")
     if shares_kv and values.get("use_double_wide_mlp"):
         sizes["f"] *= 2
     return replace(
@@ -219,14 +159,12 @@ def _layer(index: int, kind: str, values: Mapping[str, Any], common: Layer) -> L
 
 
 def _layer_types(values: Mapping[str, Any]) -> list[str]:
-    count = _positive(values, "num_hidden_layers")
-    if count > MOST_LAYERS:
-        raise ConfigError(f"config.json: num_hidden_layers is {count}, more than {MOST_LAYERS}")
+    count = layer_count(values)
     kinds = values.get("layer_types")
     if kinds is None:
         # Of Gemma's configs in transformers, Gemma 3's alone reads a period from config.json.
         fixed = "layers_per_global" in values
-        period = _positive(values, "layers_per_global" if fixed else "sliding_window_pattern")
+        period = positive(values, "layers_per_global" if fixed else "sliding_window_pattern")
         kinds = [
             "sliding_attention" if (i + 1) % period else "full_attention" for i in range(count)
         ]
@@ -243,13 +181,6 @@ def _layer_types(values: Mapping[str, Any]) -> list[str]:
     if values.get("last_layer_is_global"):  # whatever layer_types says of it
         return [*kinds[:-1], "full_attention"]
     return list(kinds)
-
-
-def _positive(values: Mapping[str, Any], key: str) -> int:
-    value = values.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise ConfigError(f"config.json: {key} is {value!r}, expected a positive whole number")
-    return value
 
 
 def _public_name(family: Family, values: Mapping[str, Any]) -> str | None:

@@ -11,7 +11,9 @@ from gemma_convert.convert.layouts import Layout, Spelling
 from gemma_convert.convert.model import Model
 from gemma_convert.convert.registry import recognise
 from gemma_convert.convert.tensor import Tensor, blocks
-from gemma_convert.surgery.adapter import Pair, split_factors
+from gemma_convert.convert.towers import Found, find_towers
+from gemma_convert.surgery.adapters.adapter import Pair
+from gemma_convert.surgery.adapters.qwix import split_factors
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Parts:
         text: Parameters of the text model, named as the templates write them.
         spelling: How they are named; None where there are none.
         towers: Everything else that is weights: vision and audio parts, an untied head.
+        known: Those of them that are parameters of a tower known here.
         pairs: LoRA pairs by the name of their weight.
         dropped: Names left out, each with the reason.
     """
@@ -31,6 +34,7 @@ class Parts:
     towers: Mapping[str, Tensor]
     pairs: Mapping[str, Pair]
     dropped: Mapping[str, str]
+    known: tuple[Found, ...] = ()
 
 
 def take_apart(checkpoint: Checkpoint, model: Model, layout: Layout | None = None) -> Parts:
@@ -60,7 +64,8 @@ def take_apart(checkpoint: Checkpoint, model: Model, layout: Layout | None = Non
             _check_tied(checkpoint, head, spelling)
             del towers[head]
             dropped[head] = "tied to the embedding: written once"
-    return Parts(checkpoint.replace(tensors=text), spelling, towers, pairs, dropped)
+    known = find_towers(named, model.towers, spelling)
+    return Parts(checkpoint.replace(tensors=text), spelling, towers, pairs, dropped, known)
 
 
 def _is_text(name: str, spelling: Spelling) -> bool:

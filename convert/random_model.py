@@ -58,7 +58,7 @@ def random_factors(
         inputs, outputs = row.factor_axes(spelling.layout)
         a_shape = (*(sizes[axis] for axis in inputs), rank)
         b_shape = (rank, *(sizes[axis] for axis in outputs))
-        for short, _ in parameter.parts(spelling.layout) if row.inputs else ():
+        for short, _ in parameter.parts(spelling.layout) if row.is_product else ():
             for side, shape in (("a", a_shape), ("b", b_shape)):
                 values = random.normal(0.0, 0.1, shape).astype(dtype)
                 tensors[f"{spelling.prefix}{short}_lora_{side}"] = ArrayTensor(values)

@@ -14,6 +14,7 @@ from gemma_convert.convert.layouts import LAYOUTS, Layout, Spelling
 from gemma_convert.convert.model import Model, read_model
 from gemma_convert.convert.rows import Family
 from gemma_convert.convert.tensor import Tensor
+from gemma_convert.convert.towers import lengthened, outer_prefixes
 
 ENTRY_POINTS = "gemma_convert.families"
 """Group of the entry points by which other packages register families."""
@@ -134,9 +135,18 @@ def recognise(checkpoint: Checkpoint, layout: Layout | None = None) -> tuple[Che
     return checkpoint.replace(tensors=tensors), spelling
 
 
+def names_parameter(name: str, spelling: Spelling) -> bool:
+    """Whether some family has a parameter that ``spelling`` gives this name."""
+    return bool(_ranks(normal(name, spelling.layout), spelling))
+
+
 def normal(name: str, layout: Layout) -> str:
-    """``name`` with the layout's separator between its keys."""
-    return name if layout.separator == "." else name.replace(".", layout.separator)
+    """``name`` with the layout's separator between its keys, begun as the templates do."""
+    name = name if layout.separator == "." else name.replace(".", layout.separator)
+    for alias, written in layout.aliases.items():
+        if name.startswith(alias):
+            return written + name.removeprefix(alias)
+    return name
 
 
 def _as_written(name: str, tensor: Tensor, spelling: Spelling) -> str:
@@ -151,29 +161,40 @@ def _as_written(name: str, tensor: Tensor, spelling: Spelling) -> str:
     return name
 
 
-_LAYER = re.compile(r"(layers?[._]|type_)(?:0|[1-9][0-9]{0,8})(?=[._/])")
+_LAYER = re.compile(r"((?:layer|block)s?[._]|type_)(?:0|[1-9][0-9]{0,8})(?=[._/])")
 
 
 def _ranks(name: str, spelling: Spelling) -> frozenset[int]:
     """How many axes a tensor called ``name`` may have, by the cells of all families."""
-    if not name.startswith(spelling.prefix):
-        return frozenset()
     # any layer will do, so that names which differ in the layer are matched once
-    return _ranks_in(_LAYER.sub(r"\g<1>0", name.removeprefix(spelling.prefix)), spelling.layout)
+    name = _LAYER.sub(r"\g<1>0", name, count=1)
+    if name.startswith(spelling.prefix):
+        text = _ranks_in(name.removeprefix(spelling.prefix), spelling.layout)
+        if text:
+            return text
+    return frozenset().union(
+        *(
+            _tower_ranks_in(name.removeprefix(prefix), spelling.layout)
+            for prefix in outer_prefixes(spelling)
+            if name.startswith(prefix)
+        )
+    )
 
 
 @cache
 def _ranks_in(name: str, layout: Layout) -> frozenset[int]:
-    found: set[int] = set()
-    for family in families().values():
-        stacking = family.stacks.get(layout.name)
-        stacked = stacking.in_layer(name) if stacking else [(name, 0)]
-        for row in family.rows:
-            if row.has(layout):
-                cell = row.cell(layout)
-                found |= {
-                    len(cell.pattern.groups) + axes
-                    for candidate, axes in (stacked if row.per_layer else [(name, 0)])
-                    if cell.template.match(candidate) is not None
-                }
-    return frozenset(found)
+    return frozenset(
+        len(row.cell(layout).pattern.groups) + axes
+        for family in families().values()
+        for row, axes in family.named(name, layout)
+    )
+
+
+@cache
+def _tower_ranks_in(name: str, layout: Layout) -> frozenset[int]:
+    return frozenset(
+        len(row.cell(layout).pattern.groups) + axes
+        for family in families().values()
+        for tower in family.towers
+        for row, axes in tower.named(lengthened(name, tower, layout), layout)
+    )

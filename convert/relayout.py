@@ -8,7 +8,7 @@ the target's order.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import einops
@@ -17,19 +17,12 @@ import numpy as np
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import LayoutError
 from gemma_convert.convert.layouts import Layout, Spelling
-from gemma_convert.convert.model import Model, Parameter
+from gemma_convert.convert.network import Network, Parameter
 from gemma_convert.convert.pattern import Pattern, Ranges, Sizes
+from gemma_convert.convert.repeats import Part, once
 from gemma_convert.convert.stack import stacked, unstacked
 from gemma_convert.convert.tensor import Array, Box, Tensor, Zeros, cast, extent, slices
 from gemma_convert.convert.values import AS_IT_IS, Affine, Revalued
-
-
-@dataclass(frozen=True)
-class Part:
-    """One stored tensor of a parameter: where it stands on the axes that its name spells."""
-
-    tensor: Tensor
-    at: Mapping[str, int]
 
 
 class Relaid(Tensor):
@@ -53,7 +46,7 @@ class Relaid(Tensor):
         at: Mapping[str, int],
         sizes: Sizes,
     ) -> None:
-        self.sources = [part for part in sources if _agree(part.at, at)]
+        self.sources = [part for part in sources if agree(part.at, at)]
         self.source = source
         self.target = target
         self.at = at
@@ -73,7 +66,7 @@ class Relaid(Tensor):
         kept = [axis for axis in axes if axis in covered]
         region = region[tuple(slice(None) if axis in covered else 0 for axis in axes)]
         array = einops.rearrange(region, f"{' '.join(kept)} -> {self.target.text}", **sizes)
-        return array[_within(box, self.target.box(covered, self.sizes))]
+        return array[within(box, self.target.box(covered, self.sizes))]
 
     def _region(self, ranges: Ranges) -> tuple[Array, tuple[str, ...]]:
         """The values inside ``ranges``, with one dimension an axis, and the axes' order."""
@@ -105,11 +98,12 @@ class Relaid(Tensor):
 
 def relayout(
     checkpoint: Checkpoint,
-    model: Model,
+    model: Network,
     source: Spelling,
     target: Spelling,
     *,
     partial: bool = False,
+    deltas: bool = False,
     dtype: np.dtype[Any] | None = None,
     computed: np.dtype[Any] | None = None,
     spare: Mapping[str, Tensor] | None = None,
@@ -121,8 +115,8 @@ def relayout(
         model: The dimensions they must have.
         source: How they are spelled.
         target: How they are to be spelled.
-        partial: Whether the tensors are the deltas of an adapter: parameters may be absent
-            altogether, and offsets do not apply.
+        partial: Whether parameters may be absent altogether.
+        deltas: Whether the tensors are differences of weights: offsets do not apply.
         dtype: Dtype of the tensors; as in the source if None.
         computed: Dtype of those whose values the two layouts store differently; ``dtype`` if None.
         spare: Tensors of ``target``, for parameters that nothing reads and the source lacks.
@@ -147,7 +141,7 @@ def relayout(
     filler = dtype or next(iter(checkpoint.values())).dtype
     for parameter in model.parameters():
         parts = [
-            Part(checkpoint[name], at)
+            Part(checkpoint[name], at, name)
             for name, at in _stored_names(parameter, source)
             if name in checkpoint
         ]
@@ -155,7 +149,9 @@ def relayout(
             names = [name for name, _ in _stored_names(parameter, source)]
             dropped |= dict.fromkeys(names, _UNREAD)
         elif parts:
-            change = Change(parameter, source, target, dtype, computed or dtype, is_delta=partial)
+            parts, copies = once(parts, parameter.row, target.layout)
+            dropped |= copies
+            change = Change(parameter, source, target, dtype, computed or dtype, is_delta=deltas)
             targets = change.tensors(parts)
             _require_whole(checkpoint, parameter, targets, source, target)
             made |= targets
@@ -188,8 +184,8 @@ def _filled_note(zeros: list[str], taken: list[str]) -> tuple[str, ...]:
     )
 
 
-def _require_layout(model: Model, layout: Layout) -> None:
-    if any(not row.has(layout) for row in model.family.rows):
+def _require_layout(model: Network, layout: Layout) -> None:
+    if not model.is_in(layout):
         known = set.intersection(*(set(row.cells) for row in model.family.rows))
         raise LayoutError(
             f"{model.family.name} has no names in layout {layout.name}",
@@ -198,7 +194,7 @@ def _require_layout(model: Model, layout: Layout) -> None:
 
 
 def disagreements(
-    checkpoint: Checkpoint, model: Model, spelling: Spelling, *, partial: bool = False
+    checkpoint: Checkpoint, model: Network, spelling: Spelling, *, partial: bool = False
 ) -> list[str]:
     """Where the tensors of ``checkpoint`` are not those of ``model``, a sentence each.
 
@@ -250,7 +246,7 @@ def _require_whole(
     """Refuse a parameter of which the source has some of what one of ``targets`` is made of."""
     for target_name, target_at in _stored_names(parameter, target):
         for name, at in _stored_names(parameter, source):
-            if target_name in targets and _agree(at, target_at) and name not in checkpoint:
+            if target_name in targets and agree(at, target_at) and name not in checkpoint:
                 raise LayoutError(
                     f"{checkpoint.source}: {name}: missing ({parameter})",
                     f"{target_name} is made of it too",
@@ -285,12 +281,12 @@ class Change:
             self._values(self.source, part.at) != self._values(self.target, at)
             for part in parts
             for _, at in stored
-            if _agree(part.at, at)
+            if agree(part.at, at)
         )
         # one dtype for all tensors of a parameter, as a fused array needs on the way back
         dtype = (self.computed if computed else self.dtype) or parts[0].tensor.dtype
         for name, at in stored:
-            shares = [part for part in parts if _agree(part.at, at)]
+            shares = [part for part in parts if agree(part.at, at)]
             if shares:  # else a delta that this tensor has no share in
                 made[name] = self._tensor(shares, at, dtype)
         return made
@@ -304,7 +300,7 @@ class Change:
             return cast(tensor, dtype) if old == new else Revalued(tensor, old, new, dtype)
         # Parts stored in several ways, as MaxText's query beside its keys: first to plain values.
         plain = [
-            Part(Revalued(p.tensor, self._values(self.source, p.at), AS_IT_IS, _WIDE), p.at)
+            replace(p, tensor=Revalued(p.tensor, self._values(self.source, p.at), AS_IT_IS, _WIDE))
             for p in parts
         ]
         return Revalued(self._relaid(plain, at), AS_IT_IS, new, dtype)
@@ -316,6 +312,8 @@ class Change:
     def _relaid(self, parts: Sequence[Part], at: Mapping[str, int]) -> Tensor:
         row = self.parameter.row
         old, new = row.cell(self.source.layout).pattern, row.cell(self.target.layout).pattern
+        known = row.cell(self.source.layout).axes
+        at = {axis: index for axis, index in at.items() if axis in known}  # the others are copies
         same = [part for part in parts if part.at == at]
         if same and old == new:
             return same[0].tensor  # nothing to do: the bytes can be copied
@@ -325,7 +323,7 @@ class Change:
 _WIDE = np.dtype(np.float32)
 
 
-def _agree(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
+def agree(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
     """Whether two places can hold the same values: they name no axis at different positions."""
     return all(other.get(axis, index) == index for axis, index in one.items())
 
@@ -334,7 +332,7 @@ def _inside(at: Mapping[str, int], ranges: Ranges) -> bool:
     return all(ranges[axis][0] <= index < ranges[axis][1] for axis, index in at.items())
 
 
-def _within(box: Box, outer: Box) -> tuple[slice, ...]:
+def within(box: Box, outer: Box) -> tuple[slice, ...]:
     """``box`` as an index into an array that holds ``outer``."""
     shifted = tuple(
         (start - begin, stop - begin) for (start, stop), (begin, _) in zip(box, outer, strict=True)

@@ -73,8 +73,8 @@ def run(
             tell(f"going on where an interrupted run to {out} ended")
         digests = write(directory, journal)
         ledger = make_ledger(job, command, time.monotonic() - start)
-        if "adapter" in ledger and not allow_unchanged:
-            _require_changes(ledger["adapter"])
+        for adapter in ledger.get("adapters", ()) if not allow_unchanged else ():
+            _require_changes(adapter)
         ledger["output"] = {"path": str(out), "files": file_digests(directory, digests)}
         text = json.dumps(ledger, indent=2, allow_nan=False) + "\n"
         (directory / LEDGER_NAME).write_text(text, encoding="utf-8")

@@ -10,7 +10,7 @@ import numpy as np
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import LayoutError
 from gemma_convert.convert.layouts import Spelling
-from gemma_convert.convert.model import Model
+from gemma_convert.convert.network import Network
 from gemma_convert.convert.stacking import Slot, Stacking
 from gemma_convert.convert.tensor import Array, Box, Tensor, Zeros
 
@@ -81,7 +81,7 @@ class Stacked(Tensor):
         return array
 
 
-def stacking_of(model: Model, spelling: Spelling) -> Stacking | None:
+def stacking_of(model: Network, spelling: Spelling) -> Stacking | None:
     """How ``spelling``'s layout stacks the layers of ``model``; None if it does not.
 
     Raises:
@@ -102,7 +102,7 @@ def stacking_of(model: Model, spelling: Spelling) -> Stacking | None:
     return stacking
 
 
-def period(model: Model, stacking: Stacking) -> int:
+def period(model: Network, stacking: Stacking) -> int:
     """Layers of a block, which ends with a global one; more than there are if none is."""
     if stacking.period is not None:
         return stacking.period
@@ -110,7 +110,7 @@ def period(model: Model, stacking: Stacking) -> int:
     return next((i for i, layer in enumerate(model.layers) if layer.is_global), count) + 1
 
 
-def unstacked(checkpoint: Checkpoint, model: Model, spelling: Spelling) -> Checkpoint:
+def unstacked(checkpoint: Checkpoint, model: Network, spelling: Spelling) -> Checkpoint:
     """``checkpoint`` with a tensor a layer, named as the cells of ``spelling``'s layout do.
 
     Raises:
@@ -135,7 +135,7 @@ def unstacked(checkpoint: Checkpoint, model: Model, spelling: Spelling) -> Check
 
 
 def stacked(
-    checkpoint: Checkpoint, model: Model, spelling: Spelling, *, partial: bool = False
+    checkpoint: Checkpoint, model: Network, spelling: Spelling, *, partial: bool = False
 ) -> Checkpoint:
     """The opposite of `unstacked`.
 
@@ -165,7 +165,7 @@ def stacked(
     return checkpoint.replace(tensors=tensors)
 
 
-def _slots(model: Model, spelling: Spelling, stacking: Stacking) -> Iterator[tuple[str, Slot]]:
+def _slots(model: Network, spelling: Spelling, stacking: Stacking) -> Iterator[tuple[str, Slot]]:
     """Every name of a layer's tensor, with where it lies."""
     count, block = len(model.layers), period(model, stacking)
     for parameter in model.parameters():

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from gemma_convert.convert import dtypes
 from gemma_convert.convert.casting import all_finite, converted
 from gemma_convert.convert.errors import OutputError
 
@@ -130,6 +131,13 @@ class Cast(Tensor):
 def cast(tensor: Tensor, dtype: np.dtype[Any]) -> Tensor:
     """``tensor`` in ``dtype``, rounded once to nearest even; itself if it has that dtype."""
     return tensor if tensor.dtype == dtype else Cast(tensor.wide, dtype)
+
+
+def cast_floats(tensor: Tensor, dtype: np.dtype[Any] | None) -> Tensor:
+    """``tensor`` in ``dtype`` if it holds floats and one is asked for."""
+    if dtype is None or not dtypes.is_float(tensor.dtype):
+        return tensor
+    return cast(tensor, dtype)
 
 
 def rounded(array: Array, dtype: np.dtype[Any]) -> Array:

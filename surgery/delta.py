@@ -9,17 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from math import prod
 from typing import Any
 
 import einops
 import numpy as np
 
+from gemma_convert.convert import pattern as patterns
 from gemma_convert.convert.casting import all_finite, converted
 from gemma_convert.convert.errors import OutputError
 from gemma_convert.convert.layouts import Layout
-from gemma_convert.convert.model import Parameter
-from gemma_convert.convert.tensor import Array, Box, Tensor, extent, rounded, whole
-from gemma_convert.surgery.adapter import Pair
+from gemma_convert.convert.network import Parameter
+from gemma_convert.convert.pattern import Pattern, Sizes
+from gemma_convert.convert.relayout import Relaid, within
+from gemma_convert.convert.repeats import Part
+from gemma_convert.convert.tensor import Array, Box, Tensor, blocks, extent, rounded, whole
+from gemma_convert.surgery.adapters.adapter import Pair
+from gemma_convert.surgery.adapters.forms import RANK
 
 
 @dataclass(frozen=True)
@@ -57,38 +63,126 @@ class LowRank(Tensor):
 
     Args:
         parameter: Which parameter it changes.
-        layout: The layout whose axis order the factors follow.
+        layout: The layout whose axis order the weight follows.
         pair: The factors.
         scale: What the product is multiplied by.
     """
 
     def __init__(self, parameter: Parameter, layout: Layout, pair: Pair, scale: float) -> None:
-        pattern = parameter.row.cell(layout).pattern
-        self.axes = pattern.axes
-        self.inputs, self.outputs = parameter.row.factor_axes(layout)
+        row, sizes = parameter.row, {**parameter.sizes, RANK: pair.rank}
+        self.pattern = row.cell(layout).pattern
+        self.sizes = parameter.sizes
         self.pair = pair
         self.scale = np.float32(scale)
-        self.shape = pattern.shape(parameter.sizes)
+        self.shape = self.pattern.shape(parameter.sizes)
         self.dtype = np.dtype(np.float32)
+        inputs, outputs = row.factor_axes(layout)
+        a, b = pair.form.patterns(row, layout)
+        # Until its 0.18, PEFT had the outputs of experts in A.
+        self.sides = (outputs, inputs) if set(a.axes) >= set(outputs) else (inputs, outputs)
+        self.stacked = row.stacked
+        self.a = _by_axes(pair.a, a, (*self.stacked, RANK, *self.sides[0]), sizes)
+        self.b = _by_axes(pair.b, b, (*self.stacked, *self.sides[1], RANK), sizes)
 
     @property
     def parents(self) -> tuple[Tensor, ...]:
-        return (self.pair.a, self.pair.b)
+        return tuple(self.pair.factors().values())
 
     def read(self, box: Box) -> Array:
-        ranges = dict(zip(self.axes, box, strict=True))
-        sizes = dict(zip(self.axes, extent(box), strict=True))
+        ranges = self.pattern.ranges(box, self.sizes)
+        covered = self.pattern.box(ranges, self.sizes)
+        sizes = {axis: stop - start for axis, (start, stop) in ranges.items()}
         rank = (0, self.pair.rank)
-        a = self.pair.a.read((*(ranges[axis] for axis in self.inputs), rank)).astype(np.float32)
-        b = self.pair.b.read((rank, *(ranges[axis] for axis in self.outputs))).astype(np.float32)
-        # Outputs first, as Hugging Face stores its matrices: a delta on its way there is then
-        # contiguous, and adding it does not stride through memory.
+        stacked = tuple(ranges[axis] for axis in self.stacked)
+        a = self.a.read((*stacked, rank, *(ranges[axis] for axis in self.sides[0])))
+        b = self.b.read((*stacked, *(ranges[axis] for axis in self.sides[1]), rank))
+        count = prod(extent(stacked))
+        # B first: its outputs come first where Hugging Face stores its matrices, so that a delta
+        # on its way there is contiguous, and adding it does not stride through memory.
         with np.errstate(over="ignore", invalid="ignore"):  # `Merged` refuses what is not finite
-            product = b.reshape(self.pair.rank, -1).T @ a.reshape(-1, self.pair.rank).T
+            product = b.reshape(count, -1, self.pair.rank).astype(np.float32) @ a.reshape(
+                count, self.pair.rank, -1
+            ).astype(np.float32)
             product *= self.scale
-        text = f"({' '.join(self.outputs)}) ({' '.join(self.inputs)}) -> {' '.join(self.axes)}"
-        delta: Array = einops.rearrange(product, text, **sizes)
-        return delta
+        source = (
+            f"({' '.join(self.stacked)}) ({' '.join(self.sides[1])}) ({' '.join(self.sides[0])})"
+        )
+        delta: Array = einops.rearrange(product, f"{source} -> {self.pattern.text}", **sizes)
+        return delta[within(box, covered)]
+
+
+class Dora(Tensor):
+    """What DoRA adds: ``m * (W + D) / ||W + D|| - W``, the norm over the inputs of each output.
+
+    The norms are computed once, a block of whole rows at a time, and kept: one number an output.
+
+    Args:
+        weight: W in the layout of the adapter, a matrix.
+        delta: D, the product of the factors.
+        magnitude: m, one number an output.
+        inputs: The axis of the inputs, 0 or 1.
+    """
+
+    def __init__(self, weight: Tensor, delta: LowRank, magnitude: Tensor, inputs: int) -> None:
+        self.weight = weight
+        self.delta = delta
+        self.magnitude = magnitude
+        self.inputs = inputs
+        self.shape = weight.shape
+        self.dtype = np.dtype(np.float32)
+        self._ratio: Array | None = None
+
+    @property
+    def parents(self) -> tuple[Tensor, ...]:
+        return (self.weight, self.delta, self.magnitude)
+
+    @property
+    def ratio(self) -> Array:
+        """M / ||W + D||, by output."""
+        if self._ratio is None:
+            squares = np.zeros(self.shape[1 - self.inputs])
+            for box in blocks(self.delta):
+                total = self.weight.read(box).astype(np.float32) + self.delta.read(box)
+                start, stop = box[1 - self.inputs]
+                squares[start:stop] += np.square(total, dtype=np.float64).sum(self.inputs)
+            if not squares.all():
+                raise OutputError(
+                    f"the norm of output {int(np.argmin(squares))} is 0, DoRA divides by it",
+                    "is this the base that the adapter was trained on?",
+                )
+            magnitude = self.magnitude.numpy().astype(np.float64)
+            self._ratio = (magnitude / np.sqrt(squares)).astype(np.float32)
+        return self._ratio
+
+    def read(self, box: Box) -> Array:
+        start, stop = box[1 - self.inputs]
+        ratio = np.expand_dims(self.ratio[start:stop], self.inputs)
+        weight = self.weight.read(box).astype(np.float32)
+        changed: Array = ratio * (weight + self.delta.read(box)) - weight
+        return changed
+
+
+class Weighted(Tensor):
+    """A delta multiplied by the weight of its adapter; float32."""
+
+    def __init__(self, delta: Tensor, weight: float) -> None:
+        self.delta = delta
+        self.weight = np.float32(weight)
+        self.shape = delta.shape
+        self.dtype = delta.dtype
+
+    @property
+    def parents(self) -> tuple[Tensor, ...]:
+        return (self.delta,)
+
+    def read(self, box: Box) -> Array:
+        weighted: Array = self.weight * self.delta.read(box)
+        return weighted
+
+
+def _by_axes(tensor: Tensor, pattern: Pattern, axes: tuple[str, ...], sizes: Sizes) -> Tensor:
+    """``tensor`` with a dimension for each axis, in the order of ``axes``."""
+    return Relaid([Part(tensor, {})], pattern, patterns.parse(" ".join(axes)), {}, sizes)
 
 
 class Merged(Tensor):

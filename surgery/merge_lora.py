@@ -6,47 +6,166 @@ rows as a weight does.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import AdapterError
-from gemma_convert.convert.layouts import Spelling
-from gemma_convert.convert.model import Model, Parameter
+from gemma_convert.convert.layouts import HF, Layout, Spelling
+from gemma_convert.convert.model import Model
+from gemma_convert.convert.network import Parameter
 from gemma_convert.convert.relayout import relayout
+from gemma_convert.convert.rows import row
+from gemma_convert.convert.stack import unstacked
 from gemma_convert.convert.tensor import Tensor, Zeros
-from gemma_convert.surgery.adapter import Adapter
-from gemma_convert.surgery.delta import LowRank, Merged
+from gemma_convert.surgery.adapters.adapter import Adapter
+from gemma_convert.surgery.adapters.peft_keys import weight_name
+from gemma_convert.surgery.adapters.place import Placed, no_module, place
+from gemma_convert.surgery.delta import Dora, LowRank, Merged, Weighted
+
+_MATRIX = row("matrix", inputs="i", hf=("matrix", "o i"))
+"""A weight outside the text model: a head or a tower's projection, (out, in)."""
 
 
-def deltas(adapter: Adapter, model: Model, target: Spelling) -> dict[str, Tensor]:
-    """What ``adapter`` adds, as lazy float32 tensors by the names of ``target``.
+def deltas(
+    adapter: Adapter, model: Model, target: Spelling, weights: Checkpoint | None = None
+) -> dict[str, Tensor]:
+    """What ``adapter`` adds to the text model, as lazy float32 tensors by the names of ``target``.
+
+    Args:
+        adapter: The adapter; pairs of weights outside the text model are left aside.
+        model: The base's dimensions.
+        target: How to spell and lay out the deltas.
+        weights: The base in ``target``'s spelling, for DoRA.
 
     Raises:
-        AdapterError: If a pair fits no parameter of the model, or has another shape.
+        AdapterError: If a pair has another shape than its parameter, or there is no such layer.
     """
-    layout = adapter.spelling.layout
-    found: dict[str, Tensor] = {}
-    for parameter in model.parameters():
-        if not parameter.row.inputs:
-            continue
-        for short, _ in parameter.parts(layout):
-            name = adapter.spelling.prefix + short
-            if name in adapter.pairs:
-                _check_shapes(adapter, name, parameter)
-                found[name] = LowRank(parameter, layout, adapter.pairs[name], adapter.scale(name))
+    placed = place(adapter, model)
+    originals = _originals(placed, model, weights, target, adapter.spelling)
+    found = {
+        name: _delta(adapter, pair, adapter.spelling.layout, originals.get(name))
+        for name, pair in placed.items()
+    }
+    if not found:
+        return {}
+    for parameter in {id(p.parameter): p.parameter for p in placed.values()}.values():
         found |= _nothing(parameter, found, adapter.spelling, target)
-    left = [name for name in adapter.pairs if name not in found]
-    if left:
-        raise AdapterError(
-            f"{adapter.source}: {left[0]}: the base ({model.family.name}, "
-            f"{len(model.layers)} layers) has no such module"
-            + (f", nor {len(left) - 1} more that the adapter changes" if len(left) > 1 else ""),
-            "give the base that the adapter was trained on",
-        )
     spelled = Checkpoint(found, source=adapter.source)
-    return dict(relayout(spelled, model, adapter.spelling, target, partial=True))
+    return dict(relayout(spelled, model, adapter.spelling, target, partial=True, deltas=True))
+
+
+def merge(
+    weights: Checkpoint,
+    adapters: Sequence[Adapter],
+    model: Model,
+    spelling: Spelling,
+    dtype: np.dtype[Any] | None = None,
+) -> Checkpoint:
+    """Add ``adapters`` to ``weights``, lazily.
+
+    Args:
+        weights: The base, its text model spelled in ``spelling``; a head and towers under their
+            Hugging Face names, if there are any.
+        adapters: What to add; the deltas of one weight are summed before the one rounding.
+        model: The base's dimensions.
+        spelling: How ``weights`` is spelled.
+        dtype: Stored dtype of the merged tensors; the weight's own if None.
+
+    Raises:
+        AdapterError: If a pair does not fit the base.
+    """
+    found: dict[str, list[Tensor]] = {}
+    for adapter in adapters:
+        added = deltas(adapter, model, spelling, weights)
+        added |= _outside(adapter, model, weights, spelling)
+        for name, delta in added.items():
+            found.setdefault(name, []).append(delta)
+    absent = [name for name in found if name not in weights]
+    if absent:
+        raise AdapterError(
+            f"{weights.source}: {absent[0]} is not there, but the adapter changes it",
+            "give a base that has the keys and values of all layers, as on the Hub",
+        )
+    merged = {
+        name: Merged(tensor.wide, tuple(found[name]), dtype or tensor.dtype)
+        for name, tensor in weights.items()
+        if name in found
+    }
+    return weights.replace(tensors={**weights.tensors, **merged})
+
+
+def _delta(adapter: Adapter, placed: Placed, layout: Layout, weight: Tensor | None) -> Tensor:
+    """What one pair adds, in the adapter's own layout."""
+    magnitude = placed.pair.magnitude
+    if magnitude is None or weight is None:
+        scale = placed.scale * adapter.weight
+        return LowRank(placed.parameter, layout, placed.pair, scale)
+    product = LowRank(placed.parameter, layout, placed.pair, placed.scale)
+    groups = placed.parameter.row.cell(layout).pattern.groups
+    inputs = 0 if set(groups[0]) <= set(placed.parameter.row.inputs) else 1
+    delta = Dora(weight, product, magnitude, inputs)
+    return delta if adapter.weight == 1 else Weighted(delta, adapter.weight)
+
+
+def _originals(
+    placed: Mapping[str, Placed],
+    model: Model,
+    weights: Checkpoint | None,
+    spelling: Spelling,
+    target: Spelling,
+) -> Mapping[str, Tensor]:
+    """The weights that DoRA normalises, in the adapter's spelling ``target``."""
+    needed = [p.parameter for p in placed.values() if p.pair.magnitude is not None]
+    if not needed:
+        return {}
+    if weights is None:
+        raise AdapterError("DoRA changes a weight by its norm", "give the base's weights")
+    names = {
+        spelling.prefix + short
+        for parameter in needed
+        for short, _ in parameter.parts(spelling.layout)
+    }
+    apart = unstacked(weights, model, spelling)
+    some = {name: tensor.wide for name, tensor in apart.items() if name in names}
+    return relayout(weights.replace(tensors=some), model, spelling, target, partial=True)
+
+
+def _outside(
+    adapter: Adapter, model: Model, weights: Checkpoint, spelling: Spelling
+) -> dict[str, Tensor]:
+    """What ``adapter`` adds to weights outside the text model, by their names in ``weights``."""
+    text = place(adapter, model)
+    names = [name for name in adapter.pairs if name not in text]
+    if not names:
+        return {}
+    known = {weight_name(name): name for name in weights} if spelling.layout is HF else {}
+    left = [name for name in names if name not in known or len(weights[known[name]].shape) != 2]
+    if left:
+        what = f"the base ({model.family.name}, {len(model.layers)} layers)"
+        raise no_module(adapter, left, what)
+    return {
+        known[name]: _matrix_delta(adapter, name, weights[known[name]], model) for name in names
+    }
+
+
+def _matrix_delta(adapter: Adapter, name: str, weight: Tensor, model: Model) -> Tensor:
+    pair, (outputs, inputs) = adapter.pairs[name], weight.shape
+    parameter = Parameter(_MATRIX, None, model.common, {"o": outputs, "i": inputs})
+    for side, factor, shape in (
+        ("a", pair.a, (pair.rank, inputs)),
+        ("b", pair.b, (outputs, pair.rank)),
+    ):
+        if factor.shape != shape:
+            raise AdapterError(
+                f"{adapter.source}: {name}_lora_{side}: expected {list(shape)} for this base, "
+                f"found {list(factor.shape)}",
+                "give the base that the adapter was trained on",
+            )
+    placed = Placed(name, pair, parameter, {}, adapter.scale(name))
+    return _delta(adapter, placed, HF, weight)
 
 
 def _nothing(
@@ -61,54 +180,3 @@ def _nothing(
         return {}
     shape = parameter.shape(source.layout)
     return {n: Zeros(shape, np.dtype(np.float32)) for n in names if n not in found}
-
-
-def _check_shapes(adapter: Adapter, name: str, parameter: Parameter) -> None:
-    pair, row = adapter.pairs[name], parameter.row
-    inputs, outputs = row.factor_axes(adapter.spelling.layout)
-    sizes = {**parameter.sizes, "r": pair.rank}
-    for side, factor, expected in (("a", pair.a, (*inputs, "r")), ("b", pair.b, ("r", *outputs))):
-        shape = tuple(sizes[axis] for axis in expected)
-        if factor.shape != shape:
-            raise AdapterError(
-                f"{adapter.source}: {name}_lora_{side}: expected ({' '.join(expected)}) = "
-                f"{list(shape)} for this base, found {list(factor.shape)}",
-                "give the base that the adapter was trained on",
-            )
-
-
-def merge(
-    weights: Checkpoint,
-    adapters: list[Adapter],
-    model: Model,
-    spelling: Spelling,
-    dtype: np.dtype[Any] | None = None,
-) -> Checkpoint:
-    """Add ``adapters`` to ``weights``, lazily.
-
-    Args:
-        weights: The base, spelled in ``spelling``.
-        adapters: What to add; the deltas of one weight are summed before the one rounding.
-        model: The base's dimensions.
-        spelling: How ``weights`` is spelled.
-        dtype: Stored dtype of the merged tensors; the weight's own if None.
-
-    Raises:
-        AdapterError: If a pair does not fit the base.
-    """
-    found: dict[str, list[Tensor]] = {}
-    for adapter in adapters:
-        for name, delta in deltas(adapter, model, spelling).items():
-            found.setdefault(name, []).append(delta)
-    absent = [name for name in found if name not in weights]
-    if absent:
-        raise AdapterError(
-            f"{weights.source}: {absent[0]} is not there, but the adapter changes it",
-            "give a base that has the keys and values of all layers, as on the Hub",
-        )
-    merged = {
-        name: Merged(tensor.wide, tuple(found[name]), dtype or tensor.dtype)
-        for name, tensor in weights.items()
-        if name in found
-    }
-    return weights.replace(tensors={**weights.tensors, **merged})

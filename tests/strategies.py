@@ -69,3 +69,41 @@ def _gemma4_parts(draw: st.DrawFn, layers: int) -> dict[str, Any]:
     if draw(st.booleans()):
         parts |= {"hidden_size_per_layer_input": per_layer, "vocab_size_per_layer_input": 19}
     return parts
+
+
+@st.composite
+def tower_configs(draw: st.DrawFn) -> dict[str, Any]:
+    """Configs of a small model with towers whose sizes differ, in one of the public forms."""
+    text, ffw, heads, head, positions, tap, out = draw(st.permutations(PRIMES))
+    layers = draw(st.integers(1, 3))
+    common = {"intermediate_size": ffw, "num_hidden_layers": layers, "num_attention_heads": heads}
+    family = draw(st.sampled_from(("gemma3", "gemma4")))
+    config: dict[str, Any] = {
+        "model_type": family,
+        "text_config": {"model_type": f"{family}_text", "hidden_size": text},
+    }
+    if family == "gemma3":
+        patch, side = draw(st.permutations((2, 3)))
+        sizes = {"hidden_size": heads * head, "patch_size": patch, "image_size": patch * side}
+        return config | {"vision_config": common | sizes}
+    vision = {
+        "hidden_size": 19,
+        "num_key_value_heads": heads,
+        "head_dim": head,
+        "patch_size": 2,
+        "position_embedding_size": positions,
+        "standardize": draw(st.booleans()),
+        "use_clipped_linears": draw(st.booleans()),
+    }
+    audio = {
+        "hidden_size": heads * head,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "subsampling_conv_channels": [4 * text, positions],
+        "conv_kernel_size": tap,
+        "output_proj_dims": out,
+        "use_clipped_linears": draw(st.booleans()),
+    }
+    parts = draw(st.sampled_from((("vision",), ("vision", "audio"))))
+    found = {"vision": common | vision, "audio": audio}
+    return config | {f"{part}_config": found[part] for part in parts}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -156,17 +155,6 @@ def test_alpha(
     write_base(tmp_path / "base", GEMMA3, base_arrays(GEMMA3, "model."))
     write_run(tmp_path / "run", factor_arrays(GEMMA3), metadata)
     refused(tmp_path, message, capsys, *options)
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-def test_a_quantised_tree(tmp_path: Path, bits: int, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.copytree(SAMPLES / f"qlora_int{bits}_full", tmp_path / "run")
-    write_base(tmp_path / "base", SAMPLE, {})
-    message = (
-        r"layers.0.attn.attn_vec_einsum.w.array.qvalue: the checkpoint holds quantised weights "
-        r"\(QLoRA\), which cannot be merged into yet; save the LoRA factors alone"
-    )
-    refused(tmp_path, message, capsys, "--alpha", 5)
 
 
 def test_a_tied_head_that_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,7 +89,7 @@ def test_dry_run_shows_the_plan_and_writes_nothing(
     captured = capsys.readouterr()
     assert (snapshot(tmp_path), snapshot(inputs)) == before
     if not as_json:
-        for text in ("Plan: nothing was written", f"{MERGED} tensors", "18, alpha 5"):
+        for text in ("Plan: nothing was written", f"{MERGED} tensors", "18 pairs, scale 2.5"):
             assert text in captured.out
         return
     plan = json.loads(captured.out)
@@ -195,9 +195,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_error_is_one_line_and_debug_shows_more(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli("inspect", "/no/such/path") == 1
-    line = (
-        "error: /no/such/path does not exist; check the path; a Hub id must be downloaded first\n"
-    )
+    line = "error: /no/such/path does not exist; check the path; a Hub id is ORG/NAME\n"
     assert capsys.readouterr() == ("", line)
     assert run_cli("inspect", "/no/such/path", "--debug") == 1
     captured = capsys.readouterr()
@@ -212,7 +210,7 @@ def test_a_bug_says_that_it_is_one(
     def broken(*args: Any) -> None:
         raise ValueError("two\nlines")
 
-    monkeypatch.setattr("gemma_convert.convert.readers.open_checkpoint", broken)
+    monkeypatch.setattr("gemma_convert.convert.readers.open_headers", broken)
     assert run_cli("inspect", tmp_path) == 1
     line = "error: ValueError: two lines (a bug here; run again with --debug and report it)\n"
     assert capsys.readouterr().err == line
@@ -224,7 +222,7 @@ def test_interrupted(
     def interrupt(*args: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gemma_convert.convert.readers.open_checkpoint", interrupt)
+    monkeypatch.setattr("gemma_convert.convert.readers.open_headers", interrupt)
     assert run_cli("inspect", tmp_path) == 130
     assert capsys.readouterr().err.strip() == "interrupted"
 

@@ -12,6 +12,7 @@ import pytest
 from tests.checkpoints import GEMMA3, base_arrays, factor_arrays, write_base, write_run
 
 HEAVY = {"jax", "jaxlib", "torch", "transformers", "flax", "tunix", "qwix", "orbax", "peft"}
+HEAVY |= {"huggingface_hub", "gcsfs", "httpx"}
 SAMPLES = Path(__file__).parent / "data" / "orbax_samples"
 
 PROBE = """
@@ -44,6 +45,9 @@ def cli(*words: object) -> str:
         cli("--help"),
         cli("orbax-to-hf", "--help"),
         cli("hf-to-orbax", "--help"),
+        cli("push", "--help"),
+        cli("surgery", "extract-lora", "--help"),
+        "import gemma_convert.surgery.extract_lora, gemma_convert.surgery.combine_lora",
         cli("inspect", SAMPLES / "lora_only"),
         cli("inspect", SAMPLES / "full_base", "--json", "--tensors"),
     ],

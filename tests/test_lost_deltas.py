@@ -15,7 +15,7 @@ import pytest
 from gemma_convert.convert.jobs import orbax_to_hf
 from gemma_convert.convert.ledger import make_ledger
 from gemma_convert.convert.tensor import Array, ArrayTensor
-from gemma_convert.surgery.adapter import Pair
+from gemma_convert.surgery.adapters.adapter import Pair
 from gemma_convert.surgery.delta import Merged
 from tests import lora_oracle
 from tests.checkpoints import (
@@ -90,8 +90,9 @@ def test_a_cast_alone_is_not_counted_in_the_ledger(tmp_path: Path) -> None:
     words = write(tmp_path, base, {**factor_arrays(GEMMA3, F32), **q_factors(2**-20)})
     options = ["--alpha", 2, "--dtype", "bfloat16", "--allow-unchanged", "--quiet"]
     assert run_cli(*words, *options) == 0
-    adapter = ledger_of(tmp_path / "out")["adapter"]
-    assert adapter["survival_by_tensor"][HF_Q]["weights_changed"] == 0
+    ledger = ledger_of(tmp_path / "out")
+    (adapter,) = ledger["adapters"]
+    assert ledger["survival_by_tensor"][HF_Q]["weights_changed"] == 0
     assert adapter["unchanged"] == [Q]
     assert adapter["pairs_changed"] == adapter["pairs_found"] - 1
 
@@ -150,17 +151,17 @@ def test_a_pair_that_vanishes_can_be_allowed(
     assert run_cli(*vanishing, "--allow-unchanged") == 0
     warning = "warning: 1 pairs vanish in the rounding to the stored dtype; merge with --dtype "
     assert warning in capsys.readouterr().err
-    assert ledger_of(tmp_path / "out")["adapter"]["unchanged"] == [Q]
+    assert ledger_of(tmp_path / "out")["adapters"][0]["unchanged"] == [Q]
     assert run_cli(*vanishing, "--allow-unchanged", "--json", "--force") == 0
     captured = capsys.readouterr()
     assert warning in captured.err
-    assert strict(captured.out)["adapter"]["unchanged"] == [Q]
+    assert strict(captured.out)["adapters"][0]["unchanged"] == [Q]
     assert strict(captured.out) == ledger_of(tmp_path / "out")
 
 
 def test_a_pair_that_vanishes_survives_in_float32(tmp_path: Path, vanishing: list[Any]) -> None:
     assert run_cli(*vanishing, "--dtype", "float32", "--quiet") == 0
-    adapter = ledger_of(tmp_path / "out")["adapter"]
+    adapter = ledger_of(tmp_path / "out")["adapters"][0]
     assert (adapter["unchanged"], adapter["pairs_changed"]) == ([], 12)
 
 
@@ -208,8 +209,7 @@ def test_the_ledger_is_strict_json(tmp_path: Path, alpha: str, capsys: Any) -> N
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert run_cli(*words, "--alpha", alpha, "--quiet") == 0, capsys.readouterr().err
-    adapter = ledger_of(tmp_path / "out")["adapter"]
-    assert 0 < adapter["survival"]["relative_error"] < 0.5
+    assert 0 < ledger_of(tmp_path / "out")["survival"]["relative_error"] < 0.5
     assert capsys.readouterr().err == ""
 
 
@@ -218,9 +218,9 @@ def test_a_delta_lost_altogether_is_an_error_of_one(tmp_path: Path) -> None:
     base = base_arrays(GEMMA3, "model.")
     words = write(tmp_path, base, q_factors(2.0**-100))
     assert run_cli(*words, "--alpha", 2, "--allow-unchanged", "--quiet") == 0
-    adapter = ledger_of(tmp_path / "out")["adapter"]
-    assert adapter["unchanged"] == [Q]
-    assert adapter["survival"]["relative_error"] == 1.0
+    ledger = ledger_of(tmp_path / "out")
+    assert ledger["adapters"][0]["unchanged"] == [Q]
+    assert ledger["survival"]["relative_error"] == 1.0
 
 
 def test_pairs_applied_are_counted() -> None:
@@ -228,11 +228,12 @@ def test_pairs_applied_are_counted() -> None:
     base = memory(base_arrays(GEMMA3, "model."), config=GEMMA3, source="base")
     run = memory(factor_arrays(GEMMA3), source="run", format="orbax")
     job = orbax_to_hf(run, base, alpha=ALPHA)
-    assert job.adapter is not None
+    (adapter,) = job.adapters
     idle = Pair(ArrayTensor(np.ones((10, 2), F32)), ArrayTensor(np.ones((2, 10), F32)))
-    job = replace(job, adapter=replace(job.adapter, pairs={**job.adapter.pairs, "idle": idle}))
+    pairs, scales = {**adapter.pairs, "idle": idle}, {**adapter.scales, "idle": 1.0}
+    job = replace(job, adapters=(replace(adapter, pairs=pairs, scales=scales),))
     for tensor in job.plan.target.values():
         tensor.numpy()
-    adapter = make_ledger(job, [], 1.0)["adapter"]
-    assert [adapter[f"pairs_{x}"] for x in ("found", "applied", "changed")] == [13, 12, 12]
-    assert adapter["unchanged"] == ["idle"]
+    (found,) = make_ledger(job, [], 1.0)["adapters"]
+    assert [found[f"pairs_{x}"] for x in ("found", "applied", "changed")] == [13, 12, 12]
+    assert found["unchanged"] == ["idle"]

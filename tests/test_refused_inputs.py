@@ -168,11 +168,11 @@ def test_a_config_of_too_many_layers(layers: int) -> None:
 DOUBTFUL: dict[str, tuple[Any, str]] = {
     "rslora": (
         {"lora": {"alpha": 5, "use_rslora": True}},
-        r"metadata says use_rslora: its scale is alpha / sqrt\(r\); not supported yet",
+        r"metadata says use_rslora: its scale is alpha / sqrt\(r\), which Qwix",
     ),
     "rslora outside": (
         {"lora_alpha": 5, "use_rslora": True},
-        r"metadata says use_rslora: its scale is alpha / sqrt\(r\); not supported yet",
+        r"metadata says use_rslora: its scale is alpha / sqrt\(r\), which Qwix",
     ),
     "two alphas": (
         {"lora": {"alpha": 16}, "lora_alpha": 8},

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from gemma_convert.convert.commands.options import (
     LAYOUT_NAMES,
     WriteOptions,
+    adapter_option,
+    adapter_sources,
     alpha_option,
     base_option,
+    base_quantization_options,
     computed_dtype_option,
     step_option,
+    weight_option,
     write_options,
 )
+from gemma_convert.convert.commands.push_options import PushOptions, push_options
+
+if TYPE_CHECKING:  # numpy is not needed for --help
+    from gemma_convert.surgery.training_base import Choice
 
 
 @click.command("convert")
@@ -35,7 +44,11 @@ from gemma_convert.convert.commands.options import (
 @base_option
 @click.option("--model", help="Public model of a source without a config, such as gemma-4-31b.")
 @alpha_option
+@adapter_option
+@weight_option
+@base_quantization_options
 @step_option
+@push_options
 @write_options
 def command(
     source: Path,
@@ -45,7 +58,11 @@ def command(
     base: Path | None,
     model: str | None,
     alpha: float | None,
+    adapters: tuple[Path, ...],
+    weights: tuple[float, ...],
     step: int | None,
+    base_quantization: Choice,
+    push: PushOptions | None,
     options: WriteOptions,
 ) -> None:
     """Turn SOURCE, in whatever layout it is, into another layout; LoRA factors are merged.
@@ -70,8 +87,12 @@ def command(
         base=open_base(base) if base is not None else None,
         model=model,
         alpha=alpha,
+        adapters=adapter_sources(adapters, weights),
+        allow_unchanged=options.allow_unchanged,
+        merge_again=options.force,
+        base_quantization=base_quantization,
         dtype=from_config(options.dtype) if options.dtype else None,
         computed_dtype=from_config(computed_dtype) if computed_dtype else None,
         layout=LAYOUTS[layout] if layout else None,
     )
-    execute(job, options, inputs=(source,) if base is None else (source, base))
+    execute(job, options, inputs=(source, *((base,) if base else ()), *adapters), push=push)

@@ -5,41 +5,70 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from gemma_convert.console import command_line, progress
 from gemma_convert.convert.commands.options import WriteOptions
+from gemma_convert.convert.commands.push_directory import check_push, push_output
+from gemma_convert.convert.commands.push_options import PushOptions
 from gemma_convert.convert.commands.report import show_ledger, show_notes, show_plan
+from gemma_convert.convert.commands.to_bucket import (
+    bucket_url,
+    check_to_bucket,
+    run_to_bucket,
+    staging_directory,
+)
 from gemma_convert.convert.jobs import Job
 from gemma_convert.convert.layouts import HF
 from gemma_convert.convert.run import check_run, run
 from gemma_convert.convert.writers.journal import Journal
 
 _Advance = Callable[[int], None]
+Writer = Callable[[Path, _Advance], dict[str, str]]
+"""Writes into an empty directory, telling bytes; returns file names with their sha256, if known."""
 
 
-def execute(job: Job, options: WriteOptions, inputs: Sequence[Path]) -> None:
+def execute(
+    job: Job,
+    options: WriteOptions,
+    inputs: Sequence[Path],
+    writer: Writer | None = None,
+    push: PushOptions | None = None,
+) -> None:
     """Carry out ``job``, or with ``--dry-run`` show what it would do.
 
     Args:
         job: What to do.
         options: Where and how.
         inputs: The paths of the inputs as the user gave them; the output must lie outside.
+        writer: How to write and verify it; by default as a model of the job's layout.
+        push: Where to push the output, if anywhere.
 
     Raises:
         OutputError: If the output must not be written or what was written reads back wrong.
     """
     if not options.quiet:
         show_notes(job)
+    url = bucket_url(options.out, inputs)
+    if push is not None and url is not None:
+        raise click.UsageError("--push-to-hub pushes a local --out")
+    if push is not None:  # hours of work must not end at a wrong name
+        check_push(push)
     if options.dry_run:
-        check_run(job, options.out, force=options.force, inputs=inputs)
+        if url is not None:
+            check_to_bucket(url, force=options.force)
+        out, force = (staging_directory(url), True) if url else (options.out, options.force)
+        check_run(job, out, force=force, inputs=inputs)
         show_plan(job, as_json=options.as_json)
         return
 
     def write(directory: Path, journal: Journal) -> dict[str, str]:
         # every tensor is written, then read back
         with progress("converting", 2 * job.plan.target.nbytes, quiet=options.quiet) as advance:
+            if writer is not None:
+                return writer(directory, advance)
             if job.layout is HF:
                 return _write_hf(job, directory, options.max_shard_size, advance, journal)
             return _write_orbax(job, directory, advance, journal)
@@ -48,19 +77,27 @@ def execute(job: Job, options: WriteOptions, inputs: Sequence[Path]) -> None:
         if not options.quiet:
             click.echo(f"note: {note}", err=True)
 
-    ledger = run(
-        job,
-        options.out,
-        write,
-        force=options.force,
-        command=command_line(),
-        inputs=inputs,
-        allow_unchanged=options.allow_unchanged,
-        settings={"max_shard_size": options.max_shard_size},
-        tell=tell,
-    )
+    def make(out: Path, *, force: bool = True) -> dict[str, Any]:
+        return run(
+            job,
+            out,
+            write,
+            force=force,
+            command=command_line(),
+            inputs=inputs,
+            allow_unchanged=options.allow_unchanged,
+            settings={"max_shard_size": options.max_shard_size},
+            tell=tell,
+        )
+
+    if url is not None:
+        ledger = run_to_bucket(job, url, make, force=options.force, quiet=options.quiet)
+    else:
+        ledger = make(options.out, force=options.force)
     if options.as_json or not options.quiet:
         show_ledger(ledger, as_json=options.as_json)
+    if push is not None:
+        push_output(options.out, push, quiet=options.quiet or options.as_json)
 
 
 def _write_hf(

@@ -18,26 +18,32 @@ def command(model: str | None, as_markdown: bool, as_json: bool, quiet: bool) ->
     Example:
       gemma-convert layouts --model gemma-4-31b
     """
-    from gemma_convert.convert.correspondence import markdown, stacks, table
+    from gemma_convert.convert.correspondence import markdown, stacks, table, towers
     from gemma_convert.convert.layouts import LAYOUTS
     from gemma_convert.convert.registry import families, named_model
 
     if as_markdown:
         click.echo(markdown(), nl=False)
     elif model is not None:
-        header, lines = table(named_model(model))
+        found = named_model(model)
+        parts = {model: found, **{f"{model}: {what}": t for what, t in towers(found).items()}}
         if as_json:
-            print_json([dict(zip(header, line, strict=True)) for line in lines])
+            print_json([entry for part in parts.values() for entry in _entries(*table(part))])
         else:
-            _show(model, header, lines)
-            for line in stacks(named_model(model)):
-                click.echo(line)
+            for title, part in parts.items():
+                _show(title, *table(part))
+                for line in stacks(part):
+                    click.echo(line)
     else:
         known = {name: list(family.models) for name, family in families().items()}
         if as_json:
             print_json({"layouts": list(LAYOUTS), "families": known})
         elif not quiet:
             _show("layouts: " + ", ".join(LAYOUTS), ["family", "models"], _listed(known))
+
+
+def _entries(header: list[str], lines: list[list[str]]) -> list[dict[str, str]]:
+    return [dict(zip(header, line, strict=True)) for line in lines]
 
 
 def _listed(known: dict[str, list[str]]) -> list[list[str]]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gemma_convert.console import ByteSize, output_options
+
+if TYPE_CHECKING:  # reading adapters needs numpy
+    from gemma_convert.surgery.adapters.open import Source
+    from gemma_convert.surgery.training_base import Choice
 
 
 @dataclass(frozen=True)
@@ -107,3 +111,62 @@ step_option = click.option(
 alpha_option = click.option(
     "--alpha", type=float, help="LoRA alpha, if the checkpoint does not say it."
 )
+adapter_option = click.option(
+    "--adapter",
+    "adapters",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="An adapter to merge as well: a PEFT directory or a Tunix checkpoint. May be repeated.",
+)
+weight_option = click.option(
+    "--weight",
+    "weights",
+    type=float,
+    multiple=True,
+    help="What the deltas of an adapter are multiplied by, one for each in their order; else 1.",
+)
+
+
+def adapter_sources(paths: Sequence[Path], weights: Sequence[float]) -> list[Source]:
+    """The adapters of `adapter_option` and `weight_option`, opened.
+
+    Raises:
+        click.UsageError: If there are weights, but not one for each adapter.
+    """
+    from gemma_convert.convert.readers import open_checkpoint
+    from gemma_convert.surgery.adapters.open import adapter_source
+
+    if weights and len(weights) != len(paths):
+        raise click.UsageError(f"{len(paths)} adapters, but {len(weights)} times --weight.")
+    scaled = zip(paths, weights or [1.0] * len(paths), strict=True)
+    return [adapter_source(open_checkpoint(path), weight) for path, weight in scaled]
+
+
+def base_quantization_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add ``--base-quantization`` and ``--tile``, handed to the command as one `Choice`."""
+
+    @wraps(command)
+    def wrapped(*args: Any, base_quantization: str | None, tile: int | None, **kwargs: Any) -> None:
+        command(*args, base_quantization=_choice(base_quantization, tile), **kwargs)
+
+    with_tile = click.option(
+        "--tile",
+        type=click.IntRange(min=1),
+        help="tile_size of the training run, with --base-quantization; none if left out.",
+    )(wrapped)
+    return click.option(
+        "--base-quantization",
+        type=click.Choice(["none", "nf4", "int8", "int4"]),
+        help="For adapters of a QLoRA run: merge onto the base quantised as Qwix did for training; "
+        "none: onto full precision, also where the checkpoint has quantised weights.",
+    )(with_tile)
+
+
+def _choice(name: str | None, tile: int | None) -> Choice:
+    from gemma_convert.surgery.quantise import Scheme
+
+    if name is not None and name != "none":
+        return Scheme(name, tile)
+    if tile is not None:
+        raise click.UsageError("--tile wants --base-quantization nf4, int8 or int4.")
+    return "none" if name else None

@@ -3,29 +3,46 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from gemma_convert.convert.commands.options import (
     WriteOptions,
+    adapter_option,
+    adapter_sources,
     alpha_option,
     base_option,
+    base_quantization_options,
     step_option,
+    weight_option,
     write_options,
 )
+from gemma_convert.convert.commands.push_options import PushOptions, push_options
+
+if TYPE_CHECKING:  # numpy is not needed for --help
+    from gemma_convert.surgery.training_base import Choice
 
 
 @click.command("orbax-to-hf")
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @base_option
 @alpha_option
+@adapter_option
+@weight_option
+@base_quantization_options
 @step_option
+@push_options
 @write_options
 def command(
     checkpoint: Path,
     base: Path | None,
     alpha: float | None,
+    adapters: tuple[Path, ...],
+    weights: tuple[float, ...],
     step: int | None,
+    base_quantization: Choice,
+    push: PushOptions | None,
     options: WriteOptions,
 ) -> None:
     """Turn an Orbax CHECKPOINT of Tunix or DeepMind's library into a Hugging Face directory.
@@ -48,6 +65,10 @@ def command(
         open_checkpoint(checkpoint, step),
         open_base(base),
         alpha=alpha,
+        adapters=adapter_sources(adapters, weights),
+        allow_unchanged=options.allow_unchanged,
+        merge_again=options.force,
+        base_quantization=base_quantization,
         dtype=from_config(options.dtype) if options.dtype else None,
     )
-    execute(job, options, inputs=(checkpoint, base))
+    execute(job, options, inputs=(checkpoint, base, *adapters), push=push)

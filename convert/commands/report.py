@@ -22,13 +22,15 @@ def show_notes(job: Job) -> None:
 def plan_json(job: Job) -> dict[str, Any]:
     """A plan for machines."""
     plan = job.plan
+    model = job.model
     return {
-        "model": {"family": job.model.family.name, "name": job.model.name},
+        **({"model": {"family": model.family.name, "name": model.name}} if model else {}),
+        **job.details,
         "inputs": [source.source for source in plan.sources],
         "counts": plan.counts,
         "dropped": dict(plan.dropped),
         "bytes": plan.target.nbytes,
-        "pairs": len(job.adapter.pairs) if job.adapter else 0,
+        "pairs": sum(len(adapter.pairs) for adapter in job.adapters),
         "tensors": {
             name: {
                 "action": plan.actions[name],
@@ -46,10 +48,14 @@ def show_plan(job: Job, *, as_json: bool) -> None:
         print_json(plan_json(job))
         return
     plan = job.plan
-    rows = [("model", _model(plan_json(job)["model"], len(job.model.layers)))]
+    rows = [("model", _model(plan_json(job)["model"], len(job.model.layers)))] if job.model else []
     rows += [(action, f"{count} tensors") for action, count in plan.counts.items() if count]
-    if job.adapter:
-        rows.append(("LoRA pairs", f"{len(job.adapter.pairs)}, alpha {job.adapter.alpha:g}"))
+    if job.bases is not None:
+        rows.append(("base", job.bases[0]))
+    for adapter in job.adapters:
+        scales = _span(sorted(set(adapter.scales.values())))
+        rows.append((adapter.kind, f"{len(adapter.pairs)} pairs, scale {scales}"))
+    rows += job.summary
     rows.append(("to write", size_text(plan.target.nbytes)))
     _table("Plan: nothing was written", rows)
     _show_dropped(plan.dropped)
@@ -57,13 +63,12 @@ def show_plan(job: Job, *, as_json: bool) -> None:
 
 def show_ledger(ledger: Mapping[str, Any], *, as_json: bool) -> None:
     """Print what was done."""
-    adapter = ledger.get("adapter")
-    if adapter:
-        _warn_of_losses(adapter)
+    _warn_of_losses(ledger)
     if as_json:
         print_json(ledger)
         return
-    rows = [("model", _model(ledger["model"], ledger["model"]["layers"]))]
+    model = ledger.get("model")
+    rows = [("model", _model(model, model["layers"]))] if model else []
     rows += [(action, f"{count} tensors") for action, count in ledger["counts"].items() if count]
     if computed := ledger.get("computed"):
         rows.append(
@@ -73,8 +78,13 @@ def show_ledger(ledger: Mapping[str, Any], *, as_json: bool) -> None:
                 "come back exactly from the stored dtype",
             )
         )
-    if adapter:
+    if base := ledger.get("base"):
+        rows.append(("base", _base_text(base)))
+    for adapter in ledger.get("adapters", ()):
         rows += _adapter_rows(adapter)
+    if "survival" in ledger:
+        rows.append(("delta kept", _kept(ledger["survival"])))
+    rows += ledger.get("summary", {}).items()
     rows += [
         ("written", f"{size_text(ledger['bytes'])} in {ledger['seconds']:.1f} s"),
         ("peak memory", size_text(ledger["peak_memory_bytes"])),
@@ -85,36 +95,70 @@ def show_ledger(ledger: Mapping[str, Any], *, as_json: bool) -> None:
     _show_dropped(ledger["dropped"])
 
 
+def _base_text(base: Mapping[str, Any]) -> str:
+    if "compared_with" not in base:
+        return str(base["used"])
+    return (
+        f"{base['used']}; {base['compared_with']} differs by at most {base['largest']:.3g}, "
+        f"by {base['mean']:.3g} on average"
+    )
+
+
 def _adapter_rows(adapter: Mapping[str, Any]) -> list[tuple[str, str]]:
     found, applied, changed = (adapter[f"pairs_{x}"] for x in ("found", "applied", "changed"))
-    survival = adapter["survival"]
-    share = survival["weights_changed"] / survival["weights"]
-    ranks = ", ".join(map(str, adapter["ranks"]))
-    return [
-        ("LoRA", f"rank {ranks}, alpha {adapter['alpha']:g}"),
-        ("pairs", f"{found} found, {applied} applied, {changed} changed the weights"),
+    weight = "" if adapter["weight"] == 1 else f", weight {adapter['weight']:g}"
+    replaced = adapter["replaced"]
+    rows = [
         (
-            "delta kept",
-            f"to a relative error of {survival['relative_error']:.2%}; "
-            f"{share:.1%} of the merged weights changed",
+            adapter["kind"],
+            f"rank {_span(adapter['ranks'])}, scale {_span(adapter['scales'])}{weight}",
         ),
+        ("pairs", f"{found} found, {applied} applied, {changed} changed the weights"),
     ]
+    return rows + ([("replaced", f"{len(replaced)}, such as {replaced[0]}")] if replaced else [])
 
 
-def _warn_of_losses(adapter: Mapping[str, Any]) -> None:
-    if adapter["pairs_changed"] < adapter["pairs_found"]:
-        lost = adapter["pairs_found"] - adapter["pairs_changed"]
+def _span(values: list[float]) -> str:
+    """Sorted numbers, the middle of many left out."""
+    texts = [f"{value:g}" for value in values]
+    return ", ".join(texts) if len(texts) < 5 else f"{texts[0]} to {texts[-1]}"
+
+
+def _kept(survival: Mapping[str, Any]) -> str:
+    if not survival["weights"]:
+        return "nothing was merged"
+    share = survival["weights_changed"] / survival["weights"]
+    return (
+        f"to a relative error of {survival['relative_error']:.2%}; "
+        f"{share:.1%} of the merged weights changed"
+    )
+
+
+ENOUGH = 0.5
+"""Relative error of the realised delta above which it is hardly the one that was trained."""
+
+
+def _warn_of_losses(ledger: Mapping[str, Any]) -> None:
+    lost = sum(a["pairs_found"] - a["pairs_changed"] for a in ledger.get("adapters", ()))
+    if lost:
         click.echo(
             f"warning: {lost} pairs vanish in the rounding to the stored dtype; "
             "merge with --dtype float32 to keep them",
             err=True,
         )
-    elif adapter["survival"]["relative_error"] > 0.5:
+    poor = [n for n, s in ledger.get("survival_by_tensor", {}).items() if _error(s) > ENOUGH]
+    if poor and not lost:
+        count = f"{len(poor)} of {len(ledger['survival_by_tensor'])} merged tensors keep"
         click.echo(
-            "warning: less than half of the delta survives the rounding to the stored dtype; "
-            "merge with --dtype float32, or serve the adapter unmerged",
+            f"warning: {count} less than half of their delta in the stored dtype, such as "
+            f"{poor[0]}; ship the adapter unmerged (orbax-to-peft), or merge with --dtype float32",
             err=True,
         )
+
+
+def _error(survival: Mapping[str, Any]) -> float:
+    error: float = survival["relative_error"]
+    return error
 
 
 def _show_dropped(dropped: Mapping[str, str], most: int = 10) -> None:

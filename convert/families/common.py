@@ -52,6 +52,8 @@ def scaled_query(layer: Layer, at: Mapping[str, int]) -> Affine:
 
 EMBEDDING = row(
     "embedding",
+    inputs="v",
+    lookup=True,
     hf=("embed_tokens.weight", "v d"),
     tunix=("embedder.input_embedding", "v d"),
     deepmind=("embedder/input_embedding", "v d"),

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import ml_dtypes
 
-from gemma_convert.convert.families import common
+from gemma_convert.convert.families import common, siglip
 from gemma_convert.convert.presets.gemma3 import PRESETS
 from gemma_convert.convert.rows import Family, Layer
 from gemma_convert.convert.stacking import Place, Stacking
@@ -72,4 +72,5 @@ FAMILY = Family(
     },
     models={name: preset.sizes for name, preset in PRESETS.items()},
     presets=PRESETS,
+    towers=(siglip.TOWER,),
 )

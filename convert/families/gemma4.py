@@ -9,7 +9,7 @@
 - RMSNorm multiplies by w, not by 1 + w, everywhere.
 """
 
-from gemma_convert.convert.families import common
+from gemma_convert.convert.families import common, gemma4_audio, gemma4_vision
 from gemma_convert.convert.presets.gemma4 import PRESETS
 from gemma_convert.convert.rows import Family, Layer, row
 from gemma_convert.convert.stacking import Place, Stacking
@@ -139,6 +139,8 @@ EXPERTS = (
     ),
     row(
         "experts_gate_up",
+        inputs="d",
+        stacked="e",
         where=is_moe,
         hf=("layers.{i}.experts.gate_up_proj", "e (c m) d"),
         tunix=("layers.{i}.moe.gating_einsum", "e c m d"),
@@ -147,6 +149,8 @@ EXPERTS = (
     ),
     row(
         "experts_down",
+        inputs="m",
+        stacked="e",
         where=is_moe,
         hf=("layers.{i}.experts.down_proj", "e d m"),
         tunix=("layers.{i}.moe.linear", "e m d"),
@@ -160,6 +164,8 @@ _PER_LAYER = "decoder/per_layer_embedder"
 PER_LAYER_EMBEDDINGS = (
     row(
         "per_layer_embedding",
+        inputs="w",
+        lookup=True,
         where=has_ple,
         hf=("embed_tokens_per_layer.weight", "w (l p)"),
         tunix=("embedder.per_layer_input_embedding", "w l p"),
@@ -287,4 +293,5 @@ FAMILY = Family(
     stacks={"deepmind-stacked": common.BY_POSITION, "maxtext": SCANNED},
     models={name: preset.sizes for name, preset in PRESETS.items()},
     presets=PRESETS,
+    towers=(gemma4_vision.TOWER, gemma4_audio.TOWER),
 )

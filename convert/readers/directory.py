@@ -9,6 +9,7 @@ from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.readers.jsonfile import LFS_POINTER, refuse_lfs_pointer
 from gemma_convert.convert.readers.orbax import open_orbax
 from gemma_convert.convert.readers.orbax_steps import TEMPORARY, is_orbax
+from gemma_convert.convert.readers.remote import open_remote, remote_path
 from gemma_convert.convert.readers.safetensors import open_safetensors
 from gemma_convert.convert.readers.side_files import WEIGHT_SUFFIXES
 
@@ -22,19 +23,17 @@ def open_checkpoint(path: str | Path, step: int | None = None) -> Checkpoint:
     """Open a safetensors file, a Hugging Face or PEFT directory, or an Orbax checkpoint.
 
     Args:
-        path: A local file or directory.
+        path: A local file or directory, or what `remote_path` takes for a remote one.
         step: For an Orbax root, the step wanted; by default the newest finished one.
 
     Raises:
         InputError: Nothing there that can be read; the message says what to give instead.
     """
-    if "://" in str(path):
-        raise InputError(f"{path} is not a local path", "copy it to a local disk first")
+    if url := remote_path(path):
+        return open_remote(url, step)
     path = Path(path)
     if not path.exists():
-        raise InputError(
-            f"{path} does not exist", "check the path; a Hub id must be downloaded first"
-        )
+        raise InputError(f"{path} does not exist", "check the path; a Hub id is ORG/NAME")
     if not path.is_dir():
         return _open_file(path, step)
     names = sorted(child.name for child in path.iterdir())
@@ -59,6 +58,16 @@ def open_checkpoint(path: str | Path, step: int | None = None) -> Checkpoint:
         f"{path} holds neither safetensors nor an Orbax checkpoint, but {_some(names)}",
         "give the directory with the weights",
     )
+
+
+def open_headers(path: str | Path, step: int | None = None) -> Checkpoint:
+    """Open a checkpoint whose tensors will not be read: of a remote model only headers are fetched.
+
+    Raises:
+        InputError: See `open_checkpoint`.
+    """
+    url = remote_path(path)
+    return open_remote(url, step, headers_only=True) if url else open_checkpoint(path, step)
 
 
 def _open_file(path: Path, step: int | None) -> Checkpoint:

@@ -8,6 +8,7 @@ writes them, that ending is removed.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,28 @@ from gemma_convert.convert.readers.orbax_metadata import (
 )
 from gemma_convert.convert.readers.orbax_steps import STEP_FILE, TREE_FILE, Location, find_tree
 from gemma_convert.convert.readers.orbax_tensor import ChunkCache, OrbaxTensor, damaged
+from gemma_convert.convert.readers.provenance import with_provenance
 
 VALUE_SUFFIX = ".value"
+
+KvStore = Callable[[Path], Mapping[str, Any]]
 
 _AT_ONCE = 64
 """Arrays that are being opened at a time."""
 
 
-def open_orbax(path: Path, step: int | None = None, item: str | None = None) -> Checkpoint:
+def local_store(tree: Path) -> dict[str, Any]:
+    """Where a tree's arrays lie, as tensorstore's key-value stores are written."""
+    return {"driver": "file", "path": f"{tree.resolve()}/"}
+
+
+def open_orbax(
+    path: Path,
+    step: int | None = None,
+    item: str | None = None,
+    *,
+    kvstore: KvStore = local_store,
+) -> Checkpoint:
     """Open a checkpoint's root, one of its steps, an item of a step, or a tree alone.
 
     The checkpoint's ``metadata`` holds ``custom_metadata`` (of the tree, then of the step),
@@ -44,6 +59,8 @@ def open_orbax(path: Path, step: int | None = None, item: str | None = None) -> 
         path: The directory.
         step: The step wanted; by default a root's newest finished one.
         item: The item wanted; by default ``model_params``, else the one item that holds weights.
+        kvstore: Gives the store that holds the arrays of a tree, where that is not the directory
+            with its metadata.
 
     Raises:
         InputError: Anything unfinished, missing, ambiguous or damaged.
@@ -54,7 +71,7 @@ def open_orbax(path: Path, step: int | None = None, item: str | None = None) -> 
         leaf.name: NOT_ON_DISK[leaf.kind] for leaf in tree.leaves if leaf.kind in NOT_ON_DISK
     }
     leaves = [leaf for leaf in tree.leaves if leaf.name not in dropped]
-    arrays = _open_arrays(location.tree, tree, leaves)
+    arrays = _open_arrays(location.tree, tree, leaves, kvstore(location.tree))
     dropped |= {
         leaf.name: f"it is a {leaf.kind} without an array on the disk"
         for leaf in leaves
@@ -63,7 +80,7 @@ def open_orbax(path: Path, step: int | None = None, item: str | None = None) -> 
     suffix = bool(arrays) and all(name.endswith(VALUE_SUFFIX) for name in arrays)
     if suffix:
         arrays = {name.removesuffix(VALUE_SUFFIX): array for name, array in arrays.items()}
-    return Checkpoint(
+    checkpoint = Checkpoint(
         tensors=in_natural_order(arrays),
         source=str(location.tree),
         format="orbax",
@@ -72,15 +89,18 @@ def open_orbax(path: Path, step: int | None = None, item: str | None = None) -> 
         notes=location.notes,
         fingerprint=_fingerprint(location),
     )
+    return with_provenance(checkpoint, location.tree, *location.tree.resolve().parents[:2])
 
 
-def _open_arrays(tree: Path, metadata: TreeMetadata, leaves: list[Leaf]) -> dict[str, OrbaxTensor]:
+def _open_arrays(
+    tree: Path, metadata: TreeMetadata, leaves: list[Leaf], base: Mapping[str, Any]
+) -> dict[str, OrbaxTensor]:
     """Open the leaves' arrays, many at a time; those that need none on the disk may be absent."""
     cache = ChunkCache()
     arrays: dict[str, OrbaxTensor] = {}
     for start in range(0, len(leaves), _AT_ONCE):
         batch = leaves[start : start + _AT_ONCE]
-        futures = [_open(tree, metadata, leaf) for leaf in batch]
+        futures = [_open(base, metadata, leaf) for leaf in batch]
         for leaf, future in zip(batch, futures, strict=True):
             try:
                 store = future.result()
@@ -99,15 +119,14 @@ def _open_arrays(tree: Path, metadata: TreeMetadata, leaves: list[Leaf]) -> dict
     return arrays
 
 
-def _open(tree: Path, metadata: TreeMetadata, leaf: Leaf) -> Any:
+def _open(base: Mapping[str, Any], metadata: TreeMetadata, leaf: Leaf) -> Any:
     """A tensorstore future of the leaf's array."""
     import tensorstore as ts
 
-    base = {"driver": "file", "path": f"{tree.resolve()}/"}
     store = (
         {"driver": "ocdbt", "base": base, "path": f"{leaf.name}/"}
         if metadata.ocdbt
-        else {"driver": "file", "path": f"{tree.resolve()}/{leaf.name}/"}
+        else {**base, "path": f"{base['path']}{leaf.name}/"}
     )
     spec = {
         "driver": "zarr3" if metadata.zarr3 else "zarr",

@@ -13,6 +13,7 @@ from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.readers.jsonfile import read_object
 from gemma_convert.convert.readers.names import in_natural_order
+from gemma_convert.convert.readers.provenance import with_provenance
 from gemma_convert.convert.readers.safetensors_header import Header, read_header
 from gemma_convert.convert.readers.safetensors_index import (
     SINGLE_NAME,
@@ -53,7 +54,7 @@ def open_safetensors(path: Path) -> Checkpoint:
     if index:
         check_index(index, headers)
     config = path / CONFIG_NAME
-    checkpoint = _checkpoint(path, headers)
+    checkpoint = with_provenance(_checkpoint(path, headers), path)
     return checkpoint.replace(
         config=read_object(config) if config.exists() else {},
         files=side_files(path),

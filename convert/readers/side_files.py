@@ -38,7 +38,7 @@ def side_files(directory: Path) -> dict[str, Path]:
     Raises:
         InputError: One of them is a Git LFS pointer.
     """
-    found = [path for path in directory.iterdir() if _travels(path.name)]
+    found = [path for path in directory.iterdir() if travels(path.name)]
     for folder in FOLDERS:
         if (directory / folder).is_dir():
             found += (path for path in (directory / folder).iterdir() if path.name[0] != ".")
@@ -49,7 +49,8 @@ def side_files(directory: Path) -> dict[str, Path]:
     return dict(sorted(files.items()))
 
 
-def _travels(name: str) -> bool:
+def travels(name: str) -> bool:
+    """Whether a file at the top of a model directory is carried along."""
     if name in REWRITTEN or name in BASE_CARD or name.startswith("."):
         return False
     return not name.removesuffix(".index.json").endswith(WEIGHT_SUFFIXES)

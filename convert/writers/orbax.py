@@ -50,6 +50,7 @@ def write_verified(
     form: TreeForm,
     progress: Progress,
     journal: Journal,
+    custom_metadata: Mapping[str, Any] | None = None,
 ) -> None:
     """`write_orbax` and `verify_orbax`, but for what ``journal`` says is done.
 
@@ -62,7 +63,9 @@ def write_verified(
     record = journal.pieces.get(TREE)
     if record is None or not any(directory.iterdir()):
         _empty(directory)
-        sums = write_orbax(checkpoint, directory, form=form, progress=progress)
+        sums = write_orbax(
+            checkpoint, directory, form=form, progress=progress, custom_metadata=custom_metadata
+        )
         sync_tree(directory)
         journal.finish(TREE, {"sums": sums, "findings": all_findings(checkpoint)})
     else:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemma_convert.convert.errors import OutputError
+from gemma_convert.convert.layouts import SIGLIP_FLAT, SIGLIP_WRITTEN
 from gemma_convert.convert.tensor import Tensor
 
 CHUNK_BYTES = 16 << 20
@@ -34,8 +35,12 @@ def _nnx_keys(name: str) -> tuple[str, ...]:
 def _flat_keys(name: str) -> tuple[str, ...]:
     """``transformer/layer_0/attn/q_einsum/w``: the path, then the leaf, ``w`` in an MLP.
 
+    The vision tower stands beside ``transformer``, under a name of its own.
+
     So are the checkpoints that Google publishes; DeepMind's ``load_params`` and Tunix read them.
     """
+    if name.startswith(SIGLIP_WRITTEN):
+        name = SIGLIP_FLAT + name.removeprefix(SIGLIP_WRITTEN)
     path, _, leaf = name.rpartition("/")
     if path.endswith("/mlp") and leaf in ("gating_einsum", "linear"):
         return (name, "w")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
-from importlib import import_module
 from types import FrameType
 from typing import Any
 
@@ -13,12 +12,17 @@ import click
 
 from gemma_convert import __version__
 from gemma_convert.console import terminated
+from gemma_convert.lazy import LazyGroup
 from gemma_convert.process import set_up
 
 COMMANDS = {
     "orbax-to-hf": "gemma_convert.convert.commands.orbax_to_hf",
     "hf-to-orbax": "gemma_convert.convert.commands.hf_to_orbax",
     "convert": "gemma_convert.convert.commands.convert",
+    "orbax-to-peft": "gemma_convert.convert.commands.orbax_to_peft",
+    "peft-to-orbax": "gemma_convert.convert.commands.peft_to_orbax",
+    "surgery": "gemma_convert.surgery.commands.group",
+    "push": "gemma_convert.convert.commands.push",
     "inspect": "gemma_convert.convert.commands.inspect",
     "layouts": "gemma_convert.convert.commands.layouts",
     "demo": "gemma_convert.convert.commands.demo",
@@ -26,22 +30,9 @@ COMMANDS = {
 """Command name to the module that has it as ``command``; in the order of ``--help``."""
 
 
-class LazyGroup(click.Group):
-    """A group that imports a command's module only when that command is asked for."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """All commands, as a user meets them."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Load one command."""
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = import_module(COMMANDS[cmd_name]).command
-        return command
-
-
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup, commands_at=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(__version__, prog_name="gemma-convert")
 @click.pass_context
 def group(context: click.Context) -> None:

@@ -8,13 +8,14 @@ import ml_dtypes
 import numpy as np
 
 from gemma_convert.convert.layouts import HF, TUNIX, Spelling
-from gemma_convert.convert.model import Parameter
+from gemma_convert.convert.network import Parameter
 from gemma_convert.convert.registry import families
-from gemma_convert.convert.relayout import Part, Relaid
+from gemma_convert.convert.relayout import Relaid
+from gemma_convert.convert.repeats import Part
 from gemma_convert.convert.rows import Layer
 from gemma_convert.convert.tensor import BLOCK_BYTES, Array, Box, Tensor, extent
 from gemma_convert.convert.writers.safetensors import shard, write_shard
-from gemma_convert.surgery.adapter import Pair
+from gemma_convert.surgery.adapters.adapter import Pair
 from gemma_convert.surgery.delta import LowRank, Merged
 
 ROWS, COLUMNS, RANK = 4096, 3000, 2

@@ -163,11 +163,43 @@ def test_missing_and_unknown_tensors_are_listed() -> None:
     assert "model.layers.0.self_attn.rotary_emb.inv_freq: no parameter of a gemma3" in found
 
 
-def test_a_half_pair_and_quantised_weights_are_told_not_raised() -> None:
-    values = {"layers.0.attn.q_einsum.w_lora_a": np.ones((10, 2), F32)}
-    assert "w_lora_b is missing" in inspect(memory(values))["disagreements"][0]
-    report = inspect(open_checkpoint(SAMPLES / "qlora_int8_full"))
-    assert "quantised weights (QLoRA)" in report["disagreements"][0]
+@pytest.mark.parametrize(
+    ("leaf", "missing"), [("_lora_a", "_lora_b"), (".array.qvalue", ".array.scale")]
+)
+def test_half_a_pair_and_codes_without_scales_are_told_not_raised(leaf: str, missing: str) -> None:
+    values = {f"layers.0.attn.q_einsum.w{leaf}": np.ones((10, 2), F32)}
+    assert f"w{missing} is missing" in inspect(memory(values))["disagreements"][0]
+
+
+@pytest.mark.parametrize(("bits", "tile"), [(8, None), (4, 8)])
+def test_quantised_weights(bits: int, tile: int | None) -> None:
+    report = inspect(open_checkpoint(SAMPLES / f"qlora_int{bits}_full"))
+    modules = ("attn_vec_einsum", "kv_einsum", "q_einsum")
+    names = [f"attn.{m}" for m in modules] + [f"mlp.{m}_proj" for m in ("down", "gate", "up")]
+    assert report["quantised"] == [
+        {
+            "codes": f"int{bits}",
+            "scales": "bfloat16",
+            "tile": tile,
+            "modules": dict.fromkeys(names, 2),
+        }
+    ]
+    assert not report["disagreements"]
+    assert report["model"]["sizes"]["d"] == [32]
+    assert report["adapter"]["pairs"] == 12
+    assert not inspect(open_checkpoint(SAMPLES / "full_with_lora"))["quantised"]
+
+
+def test_how_training_quantised_the_base() -> None:
+    lora = {"alpha": 3, "weight_qtype": "nf4", "tile_size": 16}
+    values = factor_arrays(GEMMA3)
+    report = inspect(memory(values, metadata={"custom_metadata": {"lora": lora}}))
+    assert report["adapter"]["base_quantization"] == "nf4, tile 16"
+    assert not report["disagreements"]
+    lora["weight_qtype"] = "fp7"
+    report = inspect(memory(values, metadata={"custom_metadata": {"lora": lora}}))
+    assert report["adapter"]["base_quantization"] is None
+    assert "says weight_qtype 'fp7', tile_size 16" in report["disagreements"][0]
 
 
 def test_names_of_no_known_layout() -> None:
@@ -184,11 +216,16 @@ def test_a_peft_adapter(tmp_path: Path) -> None:
     config = {"peft_type": "LORA", "r": 4, "lora_alpha": 32}
     report = inspect(memory(values, metadata={"adapter_config": config}))
     assert report["adapter"] == {
-        "kind": "PEFT LORA",
+        "kind": "PEFT LoRA",
         "pairs": 1,
         "ranks": {"4": 1},
         "alpha": 32,
-        "rank_by_module": {f"{prefix}.lora_A.weight": 4},
+        "rank_by_module": {"layers.0.self_attn.q_proj.weight": 4},
+        "modules": {"self_attn.q_proj": 1},
+        "scales": [8.0],
+        "scale_by_module": {"layers.0.self_attn.q_proj.weight": 8.0},
+        "replaced": [],
+        "base_quantization": None,
     }
 
 

@@ -64,8 +64,8 @@ def test_factors_alone_are_merged_into_the_base(config: dict[str, Any], prefix: 
     expected = lora_oracle.merged(arrays(ours), prefix, factors, ALPHA)
     assert_same_bits(produced(job), rounded(expected))
     assert list(job.plan.target) == list(ours)
-    assert job.adapter is not None
-    assert len(job.adapter.pairs) == len(factors) / 2
+    (adapter,) = job.adapters
+    assert len(adapter.pairs) == len(factors) / 2
     merged = [name for name, action in job.plan.actions.items() if action == "merged"]
     assert sorted(merged) == sorted(prefix + n for n in lora_oracle.deltas(factors, ALPHA))
     assert {a for n, a in job.plan.actions.items() if n not in merged} == {"copied"}
@@ -106,7 +106,7 @@ def test_a_full_tree_without_factors(family: str) -> None:
     """Each array by hand, from section 2 of the layouts' law."""
     tree = tunix_arrays(CONFIGS[family], seed=7)
     job = orbax_to_hf(run(tree), base(family, tensors={}))
-    assert job.adapter is None
+    assert job.adapters == ()
     found, prefix = produced(job), USUAL_PREFIX[family]
     for name, array in tree.items():
         module = name.split(".", 2)[-1]
@@ -188,7 +188,7 @@ def test_hf_to_orbax_and_back_is_bit_exact(dtype: np.dtype[Any] | None) -> None:
 def test_hf_to_orbax_tells_what_it_leaves_out() -> None:
     tower = {"model.vision_tower.weight": np.ones(3, np.float32)}
     ours = memory({**base_arrays(GEMMA4, "model.language_model."), **tower}, config=GEMMA4)
-    reason = "not part of the text model, which is all that is converted"
+    reason = "not part of the text model, nor of a tower known here that config.json describes"
     assert hf_to_orbax(ours).plan.dropped == {"model.vision_tower.weight": reason}
 
 

@@ -65,8 +65,8 @@ def test_counts_pairs_and_survival(tmp_path: Path) -> None:
     assert ledger["dropped"] == {"lm_head.weight": "tied to the embedding: written once"}
     assert ledger["bytes"] == sum(array.nbytes for array in merged.values())
     assert ledger["model"] == {"family": "gemma3", "name": None, "layers": 2}
-    adapter = ledger["adapter"]
-    assert (adapter["alpha"], adapter["ranks"]) == (ALPHA, [2])
+    (adapter,) = ledger["adapters"]
+    assert (adapter["scales"], adapter["ranks"]) == ([ALPHA / 2], [2])
     pairs = len(factors) // 2
     assert [adapter[f"pairs_{x}"] for x in ("found", "applied", "changed")] == [pairs] * 3
 
@@ -74,18 +74,18 @@ def test_counts_pairs_and_survival(tmp_path: Path) -> None:
         f"model.{name}": loss(base[f"model.{name}"], merged[f"model.{name}"], delta)
         for name, delta in deltas.items()
     }
-    assert adapter["survival_by_tensor"].keys() == by_name.keys()
+    assert ledger["survival_by_tensor"].keys() == by_name.keys()
     for name, (error, size, changed) in by_name.items():
-        found = adapter["survival_by_tensor"][name]
+        found = ledger["survival_by_tensor"][name]
         # The ledger's own sums are of float32 values.
         assert found["relative_error"] == pytest.approx((error / size) ** 0.5, rel=1e-4)
         assert found["weights_changed"] == changed
         assert found["weights"] == base[name].size
     errors, sizes, changes = (sum(column) for column in zip(*by_name.values(), strict=True))
-    assert adapter["survival"]["relative_error"] == pytest.approx((errors / sizes) ** 0.5, rel=1e-4)
-    assert adapter["survival"]["weights_changed"] == changes
-    assert adapter["survival"]["weights"] == sum(delta.size for delta in deltas.values())
-    assert 0 < adapter["survival"]["relative_error"] < 0.5
+    assert ledger["survival"]["relative_error"] == pytest.approx((errors / sizes) ** 0.5, rel=1e-4)
+    assert ledger["survival"]["weights_changed"] == changes
+    assert ledger["survival"]["weights"] == sum(delta.size for delta in deltas.values())
+    assert 0 < ledger["survival"]["relative_error"] < 0.5
 
 
 def test_files_and_tensors(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_factors_digest_tells_adapters_apart(tmp_path: Path) -> None:
     digests = []
     for number, values in enumerate((factors, factors, factor_arrays(GEMMA3, seed=2))):
         ledger = convert(tmp_path / str(number), base, values)
-        digests.append(ledger["adapter"]["factors_sha256"])
+        digests.append(ledger["adapters"][0]["factors_sha256"])
     assert digests[0] == digests[1] != digests[2]
 
 
@@ -148,10 +148,10 @@ def test_a_pair_that_vanishes_in_the_rounding_is_counted(
     ].dtype.type(1e-9)
     factors["layers.1.attn.kv_einsum.w_lora_b"][:, 0] = 0
     ledger = convert(tmp_path, base, factors, "--allow-unchanged")
-    adapter = ledger["adapter"]
+    (adapter,) = ledger["adapters"]
     assert [adapter[f"pairs_{x}"] for x in ("found", "applied", "changed")] == [3, 3, 2]
     assert adapter["unchanged"] == ["layers.1.attn.q_einsum.w"]
-    lost = adapter["survival_by_tensor"]["model.layers.1.self_attn.q_proj.weight"]
+    lost = ledger["survival_by_tensor"]["model.layers.1.self_attn.q_proj.weight"]
     assert (lost["relative_error"], lost["weights_changed"]) == (1.0, 0)
     assert capsys.readouterr().err == ""
     words = ["orbax-to-hf", tmp_path / "run", "--base", tmp_path / "base"]
@@ -160,7 +160,7 @@ def test_a_pair_that_vanishes_in_the_rounding_is_counted(
         capsys.readouterr().err
     )
     ledger = convert(tmp_path / "wide", base, factors, "--dtype", "float32")
-    assert ledger["adapter"]["pairs_changed"] == 3
+    assert ledger["adapters"][0]["pairs_changed"] == 3
     assert {stated["dtype"] for stated in ledger["tensors"].values()} == {str(F32)}
 
 
@@ -169,7 +169,7 @@ def test_without_factors_there_is_no_adapter(tmp_path: Path) -> None:
     words = ["hf-to-orbax", tmp_path / "base", "--layout", "tunix", "--out", tmp_path / "out"]
     assert run_cli(*words, "--quiet") == 0
     ledger = json.loads((tmp_path / "out" / "conversion.json").read_text())
-    assert "adapter" not in ledger
+    assert "adapters" not in ledger
     assert ledger["counts"] == {"copied": 14, "rearranged": 12, "dropped": 0}
     for name, stated in ledger["output"]["files"].items():
         data = (tmp_path / "out" / name).read_bytes()

@@ -15,6 +15,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from gemma_convert.convert.readers import open_orbax
+from tests.checkpoints import arrays, assert_same_bits, run_cli
 from tests.real import oracle
 from tests.real.fixtures import GREEDY, Tunix, convert
 from tests.real.gemma_270m import FACT, greedy_text
@@ -213,3 +215,40 @@ def test_side_files_are_carried(base: Path, dtype: str, request: pytest.FixtureR
         assert (merged / name).read_bytes() == (base / name).read_bytes(), name
     ours, theirs = (json.loads((d / "config.json").read_text()) for d in (merged, base))
     assert ours == theirs | {"dtype": dtype}
+
+
+@pytest.fixture(scope="module")
+def exported(base: Path, lora: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The trained adapter as PEFT's."""
+    out = tmp_path_factory.mktemp("peft") / "adapter"
+    words = ["orbax-to-peft", lora, "--base", base, "--out", out, "--alpha", ALPHA, "--quiet"]
+    assert run_cli(*words) == 0
+    return out
+
+
+def test_the_adapter_goes_to_peft_and_back(
+    exported: Path, base: Path, lora: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "back"
+    assert run_cli("peft-to-orbax", exported, "--base", base, "--out", out, "--quiet") == 0
+    expected = arrays(open_orbax(lora))
+    assert len(expected) == 2 * PAIRS
+    assert_same_bits(arrays(open_orbax(out)), expected)
+
+
+@pytest.mark.parametrize("prompt", ["short", "long"])
+def test_peft_runs_the_adapter_as_tunix_does(
+    exported: Path,
+    base: Path,
+    tunix: Tunix,
+    prompts: dict[str, list[int]],
+    prompt: str,
+    report: Report,
+) -> None:
+    """Not merged: base and adapter in PEFT's own runtime."""
+    from peft import PeftModel
+
+    model = PeftModel.from_pretrained(oracle.hf_model(base), exported).eval()
+    found = compare(model, tunix.merged, prompts, prompt)
+    report(f"adapter in PEFT, {prompt}", found)
+    found.assert_equal()

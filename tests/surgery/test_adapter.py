@@ -10,13 +10,9 @@ import pytest
 
 from gemma_convert.convert.errors import AdapterError
 from gemma_convert.convert.tensor import Array, ArrayTensor
-from gemma_convert.surgery.adapter import (
-    Adapter,
-    Pair,
-    check_values,
-    resolve_alpha,
-    split_factors,
-)
+from gemma_convert.surgery.adapters.adapter import Adapter, Pair, uniform
+from gemma_convert.surgery.adapters.qwix import resolve_alpha, split_factors
+from gemma_convert.surgery.adapters.values import check_values
 from tests.checkpoints import NATIVE, memory
 
 Q = "layers.0.attn.q_einsum.w"
@@ -27,7 +23,7 @@ def ones(*shape: int) -> Array:
 
 
 def adapter(a: Array, b: Array) -> Adapter:
-    return Adapter({Q: Pair(ArrayTensor(a), ArrayTensor(b))}, 4.0, NATIVE, "run")
+    return uniform({Q: Pair(ArrayTensor(a), ArrayTensor(b))}, 4.0, NATIVE, "run")
 
 
 def test_factors_are_told_from_weights() -> None:
@@ -52,7 +48,7 @@ def test_scale_takes_each_modules_own_rank() -> None:
         "x": Pair(ArrayTensor(ones(5, 2)), ArrayTensor(ones(2, 3))),
         "y": Pair(ArrayTensor(ones(5, 8)), ArrayTensor(ones(8, 3))),
     }
-    found = Adapter(pairs, 16.0, NATIVE, "run")
+    found = uniform(pairs, 16.0, NATIVE, "run")
     assert (found.scale("x"), found.scale("y")) == (8.0, 2.0)
 
 
@@ -73,14 +69,6 @@ def test_two_ranks_are_refused(a: tuple[int, ...], b: tuple[int, ...]) -> None:
         f"run: {Q}: the factors disagree on the rank: A {list(a)} ends in r, "
         f"B {list(b)} begins with r; they belong to different runs"
     )
-
-
-@pytest.mark.parametrize("leaf", ["qvalue", "scale"])
-def test_quantised_weights_are_refused_by_name(leaf: str) -> None:
-    name = f"{Q}.array.{leaf}"
-    with pytest.raises(AdapterError, match=rf"{name}: .*quantised weights \(QLoRA\)") as caught:
-        split_factors(memory({name: ones(2)}, source="run"))
-    assert "save_only_lora_params=True" in caught.value.remedy
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from gemma_convert.convert.layouts import TUNIX
-from gemma_convert.convert.model import Parameter, read_model
+from gemma_convert.convert.model import read_model
+from gemma_convert.convert.network import Parameter
 from gemma_convert.convert.registry import families
 from gemma_convert.convert.tensor import Array, ArrayTensor, blocks, slices, whole
-from gemma_convert.surgery.adapter import Pair
+from gemma_convert.surgery.adapters.adapter import Pair
 from gemma_convert.surgery.delta import LowRank, Merged, Survival
 from tests.checkpoints import BF16, CONFIGS, F32, RANK, factor_arrays
 from tests.lora_oracle import EINSUMS

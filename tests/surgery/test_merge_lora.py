@@ -14,7 +14,8 @@ from gemma_convert.convert.layouts import HF, Spelling
 from gemma_convert.convert.model import read_model
 from gemma_convert.convert.registry import families
 from gemma_convert.convert.tensor import Array, ArrayTensor
-from gemma_convert.surgery.adapter import Adapter, Pair, split_factors
+from gemma_convert.surgery.adapters.adapter import Adapter, Pair, uniform
+from gemma_convert.surgery.adapters.qwix import split_factors
 from gemma_convert.surgery.merge_lora import merge
 from tests import lora_oracle
 from tests.checkpoints import (
@@ -41,7 +42,7 @@ UNIT = 2.0**-24
 
 def adapter(factors: dict[str, Array], alpha: float = ALPHA) -> Adapter:
     _, pairs = split_factors(memory(factors))
-    return Adapter(pairs, alpha, NATIVE, "run")
+    return uniform(pairs, alpha, NATIVE, "run")
 
 
 def merged(
@@ -152,7 +153,7 @@ def test_an_adapter_under_any_prefix_fits_a_base_under_any_other(ours: str, thei
     random = np.random.default_rng(5)
     a, b = random.normal(size=(10, 2)).astype(F32), random.normal(size=(2, 11)).astype(F32)
     pair = Pair(ArrayTensor(a), ArrayTensor(b))
-    there = Adapter({theirs + name: pair}, ALPHA, Spelling(HF, theirs), "run")
+    there = uniform({theirs + name: pair}, ALPHA, Spelling(HF, theirs), "run")
     base = base_arrays(GEMMA3, ours, F32)
     found = merged(GEMMA3, base, ours, there)
     expected = base[ours + name] + ALPHA / 2 * (a @ b).T
@@ -220,6 +221,6 @@ def test_nothing_is_read_before_a_block_is_asked_for() -> None:
     pairs = {n: Pair(Untouchable(np.ones(p.a.shape, F32)), p.b) for n, p in pairs.items()}
     model = read_model(GEMMA3, families())
     found = merge(
-        Checkpoint(base), [Adapter(pairs, 1.0, NATIVE, "run")], model, Spelling(HF, "model.")
+        Checkpoint(base), [uniform(pairs, 1.0, NATIVE, "run")], model, Spelling(HF, "model.")
     )
     assert found.keys() == base.keys()

@@ -10,16 +10,18 @@ import pytest
 from gemma_convert.convert.errors import AdapterError
 from gemma_convert.convert.layouts import HF, Spelling
 from gemma_convert.convert.model import read_model
+from gemma_convert.convert.random_model import random_model
 from gemma_convert.convert.registry import families
 from gemma_convert.convert.tensor import ArrayTensor
-from gemma_convert.surgery.adapter import Adapter, Pair
-from gemma_convert.surgery.merge_lora import deltas
+from gemma_convert.surgery.adapters.adapter import Pair, uniform
+from gemma_convert.surgery.merge_lora import merge
 from tests.checkpoints import F32, GEMMA3, GEMMA4, NATIVE
 
 
 def plan(config: dict[str, Any], pairs: dict[str, Pair]) -> None:
-    adapter = Adapter(pairs, 1.0, NATIVE, "run")
-    deltas(adapter, read_model(config, families()), Spelling(HF, "model."))
+    adapter = uniform(pairs, 1.0, NATIVE, "run")
+    base = random_model(config, Spelling(HF, "model."), F32)
+    merge(base, [adapter], read_model(config, families()), Spelling(HF, "model."))
 
 
 @pytest.mark.parametrize(

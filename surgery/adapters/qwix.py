@@ -1,66 +1,55 @@
-"""LoRA adapters as Qwix and Tunix store them: finding the factors, the scale, the bad values."""
+"""LoRA adapters as Qwix and Tunix store them: ``<weight>_lora_a`` and ``_b`` in an Orbax tree."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import AdapterError
-from gemma_convert.convert.layouts import Spelling
+from gemma_convert.convert.layouts import TUNIX, Spelling
 from gemma_convert.convert.tensor import Tensor
+from gemma_convert.surgery.adapters.adapter import Adapter, Pair
+from gemma_convert.surgery.quantised import dequantised
+
+ALPHAS = "alpha_by_module"
+"""Key of our own beside ``alpha`` in ``{"lora": {...}}``: weight name to its alpha."""
 
 
-@dataclass(frozen=True)
-class Pair:
-    """The two factors of one module.
+def read_qwix(
+    pairs: Mapping[str, Pair], metadata: Mapping[str, Any], alpha: float | None, source: str
+) -> Adapter:
+    """The adapter of a Tunix checkpoint, its scales resolved; every scale is alpha / r.
 
-    Attributes:
-        a: Shape ``(*inputs, r)``.
-        b: Shape ``(r, *outputs)``.
+    Args:
+        pairs: As `split_factors` found them.
+        metadata: The checkpoint's.
+        alpha: As given by the user, for checkpoints that do not say it.
+        source: The checkpoint, for messages.
+
+    Raises:
+        AdapterError: If alpha is not known, or metadata, ``alpha`` and factors disagree.
     """
-
-    a: Tensor
-    b: Tensor
-
-    @property
-    def rank(self) -> int:
-        """The dimension that both factors share."""
-        return self.a.shape[-1]
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """LoRA pairs by the name of the weight that each belongs to.
-
-    Attributes:
-        pairs: Weight name, in the adapter's layout, to its factors.
-        alpha: The numerator of the scale ``alpha / r``.
-        spelling: The layout of the names.
-        source: Where it was read from, for messages.
-    """
-
-    pairs: Mapping[str, Pair]
-    alpha: float
-    spelling: Spelling
-    source: str
-
-    def scale(self, name: str) -> float:
-        """The factor by which A.B is multiplied for the weight ``name``."""
-        return self.alpha / self.pairs[name].rank
+    check_rank(metadata, pairs)
+    own = _alphas(metadata, pairs, source)
+    rest = [name for name in pairs if name not in own]
+    shared = resolve_alpha(metadata, alpha, source) if rest else 0.0
+    alphas = {**dict.fromkeys(rest, shared), **own}
+    scales = {name: alphas[name] / pair.rank for name, pair in pairs.items()}
+    return Adapter(pairs, scales, Spelling(TUNIX, ""), source, kind="Qwix LoRA")
 
 
 def split_factors(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Pair]]:
     """Separate the LoRA factors of a Qwix / Tunix tree from its weights.
 
     Returns:
-        The checkpoint without the factors, and weight name to pair.
+        The checkpoint without the factors, quantised weights dequantised, and weight name to pair.
 
     Raises:
-        AdapterError: If a factor stands alone, the two ranks differ, or the weights are quantised.
+        AdapterError: If a factor stands alone, or the two ranks differ.
+        InputError: If a quantised weight lacks a part.
     """
     factors: dict[str, dict[str, Tensor]] = {}
     weights: dict[str, Tensor] = {}
@@ -68,17 +57,10 @@ def split_factors(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Pair]]:
         stem, mark, side = name.rpartition("_lora_")
         if mark and side in ("a", "b"):
             factors.setdefault(stem, {})[side] = tensor
-        elif name.endswith((".array.qvalue", ".array.scale")):
-            raise AdapterError(
-                f"{checkpoint.source}: {name}: the checkpoint holds quantised weights (QLoRA), "
-                "which cannot be merged into yet",
-                "save the LoRA factors alone (Tunix: save_only_lora_params=True) and merge "
-                "them onto the full-precision base",
-            )
         else:
             weights[name] = tensor
     pairs = {stem: _pair(checkpoint.source, stem, sides) for stem, sides in factors.items()}
-    return checkpoint.replace(tensors=weights), pairs
+    return checkpoint.replace(tensors=dequantised(checkpoint.source, weights)), pairs
 
 
 def _pair(source: str, stem: str, sides: Mapping[str, Tensor]) -> Pair:
@@ -107,27 +89,20 @@ def stored_alpha(metadata: Mapping[str, Any]) -> float | None:
         AdapterError: If there are several that differ, one is not a number, or the metadata asks
             for a scale other than alpha / r.
     """
-    custom = metadata.get("custom_metadata") or {}
-    nested = custom.get("lora")
-    nested = nested if isinstance(nested, Mapping) else {}
+    custom, nested = _custom(metadata)
     if nested.get("use_rslora") or custom.get("use_rslora"):
         raise AdapterError(
-            "the checkpoint's metadata says use_rslora: its scale is alpha / sqrt(r)",
-            "not supported yet; merge it where it was trained",
+            "the checkpoint's metadata says use_rslora: its scale is alpha / sqrt(r), which Qwix "
+            "does not have",
+            "save alpha * sqrt(r) as alpha, and no use_rslora",
         )
     places = [nested.get("alpha"), nested.get("lora_alpha")]
     places += [custom.get("lora_alpha"), custom.get("alpha")]
-    found = [place for place in places if place is not None]
-    for value in found:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise AdapterError(
-                f"the checkpoint's metadata says alpha {value!r}, which is not a number",
-                "save it as a number",
-            )
+    found = [_number(place) for place in places if place is not None]
     if len(set(found)) > 1:
         listed = " and ".join(f"{value:g}" for value in found)
         raise AdapterError(f"the checkpoint's metadata says alpha {listed}", "save one of them")
-    return float(found[0]) if found else None
+    return found[0] if found else None
 
 
 def check_rank(metadata: Mapping[str, Any], pairs: Mapping[str, Pair]) -> None:
@@ -137,9 +112,7 @@ def check_rank(metadata: Mapping[str, Any], pairs: Mapping[str, Pair]) -> None:
         AdapterError: If they differ; ``{"lora": {"rank": 8}}``, ``{"lora_rank": 8}`` and
             ``{"rank": 8}`` are understood.
     """
-    custom = metadata.get("custom_metadata") or {}
-    nested = custom.get("lora")
-    nested = nested if isinstance(nested, Mapping) else {}
+    custom, nested = _custom(metadata)
     places = (nested.get("rank"), nested.get("r"), custom.get("lora_rank"), custom.get("rank"))
     ranks = [place for place in places if place is not None]
     for rank, (name, pair) in ((rank, item) for rank in ranks for item in pairs.items()):
@@ -175,31 +148,30 @@ def resolve_alpha(metadata: Mapping[str, Any], given: float | None, source: str)
     return alpha
 
 
-def check_values(adapter: Adapter) -> None:
-    """Read every factor once and refuse adapters that would harm or do nothing.
+def _alphas(
+    metadata: Mapping[str, Any], pairs: Mapping[str, Pair], source: str
+) -> dict[str, float]:
+    """The alphas that the metadata gives to single modules."""
+    found = _custom(metadata)[1].get(ALPHAS) or {}
+    if not isinstance(found, Mapping) or not found.keys() <= pairs.keys():
+        raise AdapterError(
+            f"{source}: the checkpoint's metadata names modules in {ALPHAS} that it does not have",
+            "factors and metadata belong to different runs",
+        )
+    return {name: _number(value) for name, value in found.items()}
 
-    Raises:
-        AdapterError: If a factor holds NaN or infinity, or is all zero.
-    """
-    for name, pair in adapter.pairs.items():
-        with np.errstate(over="ignore", under="ignore"):
-            scale = np.float32(adapter.scale(name))
-        if not 0 < scale < np.inf:
-            raise AdapterError(
-                f"{adapter.source}: {name}: alpha / r = {adapter.scale(name):g} is no float32",
-                "pass the alpha of the training run",
-            )
-        for side, factor in (("a", pair.a), ("b", pair.b)):
-            values = factor.numpy().astype(np.float32)
-            if not np.isfinite(values).all():
-                bad = int(np.size(values) - np.isfinite(values).sum())
-                raise AdapterError(
-                    f"{adapter.source}: {name}_lora_{side}: {bad} of {values.size} values are "
-                    "NaN or infinite",
-                    "the run diverged; take an earlier step",
-                )
-            if not values.any():
-                raise AdapterError(
-                    f"{adapter.source}: {name}_lora_{side} is all zero: the pair changes nothing",
-                    "is this the step that was meant? Factors are zero before the first update",
-                )
+
+def _custom(metadata: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The custom metadata, and what it nests under ``lora``."""
+    custom = metadata.get("custom_metadata") or {}
+    nested = custom.get("lora")
+    return custom, nested if isinstance(nested, Mapping) else {}
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise AdapterError(
+            f"the checkpoint's metadata says alpha {value!r}, which is not a number",
+            "save it as a number",
+        )
+    return float(value)

@@ -1,0 +1,1 @@
+"""Google Cloud Storage: checkpoints read in place, and outputs that appear there whole."""

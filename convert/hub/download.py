@@ -1,0 +1,194 @@
+"""Read from the Hub: the files that a conversion needs, at one commit, into the Hub's own cache."""
+
+from __future__ import annotations
+
+import glob
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gemma_convert.convert.checkpoint import Checkpoint
+from gemma_convert.convert.errors import InputError, RemoteError
+from gemma_convert.convert.hub.names import HubPath, parse_hub_path
+from gemma_convert.convert.hub.session import (
+    OfflineError,
+    PassingError,
+    bars_on_terminals,
+    hub_api,
+    hub_errors,
+    patiently,
+)
+from gemma_convert.convert.readers.jsonfile import read_object
+from gemma_convert.convert.readers.orbax_steps import TREE_FILE, find_tree
+from gemma_convert.convert.readers.safetensors import CONFIG_NAME
+from gemma_convert.convert.readers.safetensors_index import find_index
+from gemma_convert.convert.readers.skeleton import (
+    INDEX_SUFFIX,
+    Fetch,
+    RemoteEntry,
+    is_orbax_head,
+    is_shard,
+    is_small,
+    make_skeleton,
+)
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+
+def open_hub(
+    url: str, step: int | None = None, *, base: bool = False, headers_only: bool = False
+) -> Checkpoint:
+    """Open a model or an Orbax checkpoint on the Hub; see `open_remote`.
+
+    Raises:
+        InputError: Nothing there that can be read.
+        RemoteError: No access, or no connection and nothing in the cache.
+    """
+    from gemma_convert.convert.readers.base import open_base
+    from gemma_convert.convert.readers.directory import open_checkpoint
+
+    path = parse_hub_path(url)
+    api = hub_api()
+    notes: tuple[str, ...] = ()
+    try:
+        commit, sizes = patiently(lambda: _listed(api, path))
+    except RemoteError as error:
+        local = _cached(path, error)
+        pinned = HubPath(path.repo, local.name, path.folder)
+        notes = (f"{path}: the Hub is out of reach, what the cache has of it is used",)
+    else:
+        pinned = HubPath(path.repo, commit, path.folder)
+        if headers_only and any(is_shard(name) for name in sizes):
+            return _headers(api, pinned, sizes)
+        local = _fetched(api, pinned, sizes, step)
+    directory = local / path.folder
+    opened = open_base(directory) if base else open_checkpoint(directory, step)
+    return opened.replace(source=str(pinned), notes=(*notes, *opened.notes))
+
+
+def _listed(api: HfApi, path: HubPath) -> tuple[str, dict[str, int]]:
+    """The commit that a revision stands for, and the sizes of the files in the folder."""
+    from huggingface_hub.hf_api import RepoFile
+
+    with hub_errors(str(path)):
+        commit = api.resolve_revision(path.repo, revision=path.revision).resolved
+        prefix = f"{path.folder}/" if path.folder else ""
+        found = {
+            entry.path.removeprefix(prefix): entry.size
+            for entry in api.list_repo_tree(path.repo, recursive=True, revision=commit)
+            if isinstance(entry, RepoFile) and entry.path.startswith(prefix)
+        }
+    if not found:
+        raise InputError(f"{path} holds no files", "check the path")
+    return commit, found
+
+
+def _fetched(api: HfApi, path: HubPath, names: Iterable[str], step: int | None) -> Path:
+    """The snapshot directory of the cache, with what is needed in it."""
+    there = list(names)
+    if any(is_orbax_head(name) for name in there) and not any(is_shard(n) for n in there):
+        return _fetched_orbax(api, path, there, step)
+    shards = [name for name in there if is_shard(name)]
+    indexes = [name for name in there if "/" not in name and name.endswith(INDEX_SUFFIX)]
+    if indexes:
+        local = _download(api, path, indexes)
+        found = find_index(local / path.folder)
+        named = read_object(found).get("weight_map") if found else None
+        shards = _named(there, named) if isinstance(named, dict) else []
+    small = [name for name in there if is_small(name)]
+    if not shards and CONFIG_NAME not in small:
+        listed = ", ".join(there[:5])
+        raise InputError(
+            f"{path} holds neither safetensors nor an Orbax checkpoint, but {listed}",
+            "give the repository, or the folder in it, with the weights",
+        )
+    return _download(api, path, [*indexes, *small, *shards])
+
+
+def _named(there: Iterable[str], weight_map: dict[str, Any]) -> list[str]:
+    """The files that an index names; what it says of others is judged when it is opened."""
+    wanted = {value for value in weight_map.values() if isinstance(value, str)}
+    return sorted(wanted & set(there))
+
+
+def _fetched_orbax(api: HfApi, path: HubPath, there: list[str], step: int | None) -> Path:
+    """The files that tell trees and steps first, then all of the one tree that is read."""
+    local = _download(api, path, [name for name in there if is_orbax_head(name)])
+    top = local / path.folder
+    tree = find_tree(top, step).tree.relative_to(top).as_posix()
+    inside = "" if tree == "." else f"{tree}/"
+    return _download(api, path, [name for name in there if name.startswith(inside)])
+
+
+def _download(api: HfApi, path: HubPath, names: Iterable[str]) -> Path:
+    """Fetch files into the cache, a few at a time; what is there already is not fetched again."""
+    prefix = f"{path.folder}/" if path.folder else ""
+    # They are patterns of fnmatch: a bracket in a name must not be one.
+    patterns = [glob.escape(prefix + name) for name in names]
+
+    def download() -> Path:
+        with hub_errors(str(path)), bars_on_terminals():
+            return Path(
+                api.snapshot_download(path.repo, revision=path.revision, allow_patterns=patterns)
+            )
+
+    return patiently(download)
+
+
+def _cached(path: HubPath, error: RemoteError) -> Path:
+    """The snapshot that an earlier run fetched, where the Hub is out of reach.
+
+    Raises:
+        RemoteError: ``error``, unless it is about the connection and there is such a snapshot.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    if not isinstance(error, PassingError | OfflineError):
+        raise error
+    inside = f"{glob.escape(path.folder)}/" if path.folder else ""
+    heads = [inside + name for name in (CONFIG_NAME, "adapter_config.json", TREE_FILE)]
+    try:
+        return Path(
+            snapshot_download(
+                path.repo, revision=path.revision, local_files_only=True, allow_patterns=heads
+            )
+        )
+    except LocalEntryNotFoundError:
+        raise error from None
+
+
+def _headers(api: HfApi, path: HubPath, sizes: dict[str, int]) -> Checkpoint:
+    """Open a model from its headers alone, fetched by ranges of bytes; no tensor can be read."""
+    from gemma_convert.convert.readers.safetensors import open_safetensors
+
+    with tempfile.TemporaryDirectory(prefix="gemma-convert-") as name:
+        directory = Path(name)
+        entries = [(file, RemoteEntry(size)) for file, size in sizes.items()]
+        make_skeleton(directory, str(path), entries, _ranges(api, path))
+        return open_safetensors(directory).replace(source=str(path))
+
+
+def _ranges(api: HfApi, path: HubPath) -> Fetch:
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.utils._headers import build_hf_headers
+    from huggingface_hub.utils._http import hf_raise_for_status, http_backoff
+
+    def fetch(name: str, start: int, stop: int) -> bytes:
+        url = hf_hub_url(
+            path.repo,
+            name,
+            subfolder=path.folder or None,
+            revision=path.revision,
+            endpoint=api.endpoint,
+        )
+        headers = {**build_hf_headers(), "Range": f"bytes={start}-{stop - 1}"}
+        with hub_errors(f"{path}/{name}"):
+            response = http_backoff("GET", url, headers=headers, follow_redirects=True)
+            hf_raise_for_status(response)
+        data: bytes = response.content
+        return data if response.status_code == 206 else data[start:stop]
+
+    return fetch

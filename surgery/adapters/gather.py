@@ -1,0 +1,76 @@
+"""All adapters of a job: the factors in its source and those given beside it, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gemma_convert.convert.checkpoint import Checkpoint
+from gemma_convert.convert.errors import AdapterError
+from gemma_convert.convert.model import Model
+from gemma_convert.surgery import head
+from gemma_convert.surgery.adapters.adapter import Adapter, Pair, digest
+from gemma_convert.surgery.adapters.open import Source, opened
+from gemma_convert.surgery.adapters.qwix import read_qwix, stored_alpha
+from gemma_convert.surgery.adapters.values import check_values
+
+
+def gather(
+    source: Checkpoint,
+    pairs: Mapping[str, Pair],
+    others: Sequence[Source],
+    model: Model,
+    *,
+    alpha: float | None,
+    allow_zero: bool,
+) -> tuple[Adapter, ...]:
+    """The adapter that ``source`` holds, if any, and the others; their values checked.
+
+    Args:
+        source: What is converted.
+        pairs: The Qwix factors in it.
+        others: Adapters beside it.
+        model: The base's dimensions.
+        alpha: LoRA alpha of the Tunix checkpoints that do not say it; there must be one.
+        allow_zero: Whether a pair may be all zero.
+
+    Raises:
+        AdapterError: If one of them is not understood, or would harm or do nothing.
+    """
+    elsewhere = any(other.takes_alpha for other in others)
+    if not pairs and alpha is not None and not elsewhere:
+        raise AdapterError(
+            f"{source.source}: it holds no LoRA factors that --alpha {alpha:g} could scale",
+            "give the checkpoint with the factors, or leave --alpha out",
+        )
+    found = []
+    if pairs:
+        own = None if elsewhere and stored_alpha(source.metadata) is not None else alpha
+        found.append(read_qwix(pairs, source.metadata, own, source.source))
+    found += [opened(other, alpha) for other in others]
+    for adapter in found:
+        check_values(adapter, allow_zero=allow_zero)
+    return tuple(head.tied(adapter, model) if model.tied else adapter for adapter in found)
+
+
+def refuse_merged(
+    source: str, adapters: Sequence[Adapter], before: Sequence[Mapping[str, Any]]
+) -> None:
+    """Refuse adapters that are in the weights already.
+
+    Args:
+        source: The weights, for messages.
+        adapters: What is to be merged.
+        before: What the ledger of the weights says was merged.
+
+    Raises:
+        AdapterError: If one of ``adapters`` has the factors of one of ``before``.
+    """
+    digests = {entry["factors_sha256"] for entry in before}
+    for adapter in adapters if digests else ():
+        if digest(adapter) in digests:
+            raise AdapterError(
+                f"{adapter.source}: it is merged into {source} already, says the conversion.json "
+                "there",
+                "leave it out, or merge it a second time with --force",
+            )

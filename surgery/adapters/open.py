@@ -1,0 +1,78 @@
+"""Adapters as inputs of a job: whatever format they come in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gemma_convert.convert.checkpoint import Checkpoint
+from gemma_convert.convert.errors import AdapterError
+from gemma_convert.surgery.adapters.adapter import Adapter
+from gemma_convert.surgery.adapters.peft import read_peft
+from gemma_convert.surgery.adapters.qwix import read_qwix, split_factors, stored_alpha
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint that holds an adapter, and how much of it is wanted.
+
+    Attributes:
+        checkpoint: A PEFT directory or a Tunix checkpoint, without weights of its own.
+        weight: What its deltas are multiplied by.
+    """
+
+    checkpoint: Checkpoint
+    weight: float = 1.0
+
+    @property
+    def is_peft(self) -> bool:
+        """Whether it is a PEFT directory."""
+        return "adapter_config" in self.checkpoint.metadata
+
+    @property
+    def takes_alpha(self) -> bool:
+        """Whether alpha must be given."""
+        return not self.is_peft and stored_alpha(self.checkpoint.metadata) is None
+
+
+def adapter_source(checkpoint: Checkpoint, weight: float = 1.0) -> Source:
+    """``checkpoint`` as an adapter; weights that a Tunix checkpoint holds beside it are left out.
+
+    Raises:
+        AdapterError: If it holds no factors.
+    """
+    source = Source(checkpoint, weight)
+    if source.is_peft:
+        return source
+    weights, pairs = split_factors(checkpoint)
+    if not pairs:
+        raise AdapterError(
+            f"{checkpoint.source}: it holds no LoRA factors",
+            "give a PEFT directory or a Tunix checkpoint with factors",
+        )
+    if not weights:
+        return source
+    note = f"{checkpoint.source}: used its LoRA factors, not the {len(weights)} weights beside them"
+    own = {id(factor) for pair in pairs.values() for factor in pair.factors().values()}
+    factors = {name: tensor for name, tensor in checkpoint.items() if id(tensor) in own}
+    return Source(
+        checkpoint.replace(tensors=factors, dropped={}, notes=(*checkpoint.notes, note)), weight
+    )
+
+
+def opened(source: Source, alpha: float | None = None) -> Adapter:
+    """The adapter of a source, its weight applied.
+
+    Args:
+        source: From `adapter_source`.
+        alpha: LoRA alpha of a Tunix checkpoint that does not say it; others do not use it.
+
+    Raises:
+        AdapterError: If it is not understood; see `read_peft` and `read_qwix`.
+    """
+    checkpoint = source.checkpoint
+    if source.is_peft:
+        return read_peft(checkpoint).weighted(source.weight)
+    pairs = split_factors(checkpoint)[1]
+    given = alpha if source.takes_alpha else None
+    adapter = read_qwix(pairs, checkpoint.metadata, given, checkpoint.source)
+    return adapter.weighted(source.weight)

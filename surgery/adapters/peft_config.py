@@ -1,0 +1,204 @@
+"""``adapter_config.json`` of PEFT's LoRA: scales and ranks, and what is refused by name.
+
+Sources: ``LoraConfig`` of PEFT 0.7 to 0.21.2. Its keys grew from 20 to 45; the key sets of older
+versions are subsets but for runtime ones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+from gemma_convert.convert.errors import AdapterError
+
+_NO_MATHS = frozenset(
+    {
+        *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "peft_version"),
+        *("revision", "task_type", "runtime_config"),
+        # which modules have factors: the tensors tell
+        *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
+        # training only
+        *("lora_dropout", "velora_config", "loftq_config", "eva_config", "corda_config"),
+        *("lora_ga_config", "megatron_config", "megatron_core", "qalora_group_size"),
+        # of modules that store (in, out); PEFT itself turns it off for linear layers
+        "fan_in_fan_out",
+        "bias",  # Gemma's text models have none; those of towers are in the file, and replaced
+    }
+)
+_HONOURED = frozenset(
+    {
+        *("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora"),
+        *("init_lora_weights", "modules_to_save", "target_parameters", "ensure_weight_tying"),
+    }
+)
+_REFUSED = {
+    "layer_replication": "layers are repeated, each with factors of its own",
+    "lora_bias": "B has a bias, and Gemma's projections have none to add it to",
+    "alora_invocation_tokens": "the adapter acts on some tokens only (aLoRA)",
+    "use_qalora": "inputs are pooled before A (QA-LoRA)",
+    "arrow_config": "a router chooses among adapters for each token (Arrow)",
+    "use_bdlora": "factors are block-diagonal (BD-LoRA)",
+    "kasa_config": "the base's own small singular values are removed (KaSA)",
+    "monteclora_config": "the factors are sampled (MonteCLoRA)",
+    "trainable_token_indices": "single rows of the embedding are replaced",
+}
+"""Keys that change what an adapter means, each with how."""
+
+_MOVED_BASES = ("pissa", "olora", "corda", "lora_ga", "loftq")
+"""Values of ``init_lora_weights`` under which PEFT changed the base before training."""
+
+
+@dataclass(frozen=True)
+class PeftConfig:
+    """What an adapter_config.json says, checked.
+
+    Attributes:
+        source: The adapter, for messages.
+        rank: ``r``.
+        alpha: ``lora_alpha``.
+        ranks: ``rank_pattern``.
+        alphas: ``alpha_pattern``.
+        rank_stabilised: ``use_rslora``: the scale is alpha / sqrt(r).
+        dora: ``use_dora``.
+        copied: ``modules_to_save``.
+        parameters: ``target_parameters``.
+        ties_head: ``ensure_weight_tying``.
+        version: ``peft_version`` as numbers; None before PEFT wrote it.
+    """
+
+    source: str
+    rank: int
+    alpha: float
+    ranks: Mapping[str, int]
+    alphas: Mapping[str, float]
+    rank_stabilised: bool
+    dora: bool
+    copied: tuple[str, ...]
+    parameters: tuple[str, ...]
+    ties_head: bool
+    version: tuple[int, int] | None
+
+    def rank_of(self, module: str) -> int:
+        """The rank of ``module``, a path as PEFT sees it."""
+        return self.ranks.get(_pattern_for(self.ranks, module), self.rank)
+
+    def scale(self, module: str, rank: int) -> float:
+        """What A.B is multiplied by in ``module``, whose factors have ``rank``."""
+        alpha = self.alphas.get(_pattern_for(self.alphas, module), self.alpha)
+        return alpha / (sqrt(rank) if self.rank_stabilised else rank)
+
+
+def read_peft_config(values: Mapping[str, Any], source: str) -> PeftConfig:
+    """Check an adapter_config.json and take from it what bears on the weights.
+
+    Args:
+        values: As parsed.
+        source: The adapter, for messages.
+
+    Raises:
+        AdapterError: If it is not LoRA, a value has the wrong type, or a key changes the adapter's
+            meaning in a way that weights alone cannot have. Unknown keys that are set are refused.
+    """
+    kind = values.get("peft_type")
+    if kind != "LORA":
+        raise AdapterError(
+            f"{source}: adapter_config.json: peft_type is {kind!r}, expected 'LORA'",
+            "merge it with PEFT itself",
+        )
+    for key, value in values.items():
+        if value in (None, False, {}, []) or key in _NO_MATHS | _HONOURED:
+            continue
+        raise AdapterError(
+            f"{source}: adapter_config.json: {key} = {value!r}: "
+            + _REFUSED.get(key, "a key that is not known here and may change the weights"),
+            "merge it with PEFT itself",
+        )
+    _refuse_moved_base(values.get("init_lora_weights"), source)
+    checked = _Values(values, source)
+    return PeftConfig(
+        source=source,
+        rank=int(checked.number("r", 8)),
+        alpha=checked.number("lora_alpha", 8),
+        ranks={key: int(value) for key, value in checked.numbers("rank_pattern").items()},
+        alphas=checked.numbers("alpha_pattern"),
+        rank_stabilised=bool(values.get("use_rslora")),
+        dora=bool(values.get("use_dora")),
+        copied=checked.words("modules_to_save"),
+        parameters=checked.words("target_parameters"),
+        ties_head=bool(values.get("ensure_weight_tying")),
+        version=_version(values.get("peft_version")),
+    )
+
+
+def _pattern_for(patterns: Mapping[str, Any], module: str) -> str:
+    """The first pattern that fits the end of ``module``, as PEFT's ``get_pattern_key`` finds it."""
+    for pattern in patterns:
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return pattern
+    return module
+
+
+def _refuse_moved_base(initialised: Any, source: str) -> None:
+    if isinstance(initialised, str) and initialised.lower().startswith(_MOVED_BASES):
+        raise AdapterError(
+            f"{source}: adapter_config.json: init_lora_weights = {initialised!r}: PEFT changed the "
+            "base before it trained the adapter, which fits no other",
+            "save it with save_pretrained(path_initial_model_for_weight_conversion=...), which "
+            "turns it into plain LoRA",
+        )
+
+
+def _version(text: Any) -> tuple[int, int] | None:
+    found = re.match(r"(\d{1,6})\.(\d{1,6})", text) if isinstance(text, str) else None
+    return (int(found[1]), int(found[2])) if found else None
+
+
+@dataclass(frozen=True)
+class _Values:
+    """Typed access to the values of a JSON object that is not trusted."""
+
+    values: Mapping[str, Any]
+    source: str
+
+    def number(self, key: str, default: float) -> float:
+        value = self.values.get(key)
+        return self._number(key, default if value is None else value)
+
+    def numbers(self, key: str) -> dict[str, float]:
+        value = self.values.get(key) or {}
+        if not isinstance(value, Mapping):
+            raise self._wrong(key, value, "an object")
+        for pattern in value:
+            self._check_pattern(key, pattern)
+        return {pattern: self._number(key, number) for pattern, number in value.items()}
+
+    def words(self, key: str) -> tuple[str, ...]:
+        value = self.values.get(key) or []
+        if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+            raise self._wrong(key, value, "a list of names")
+        return tuple(value)
+
+    def _number(self, key: str, value: Any) -> float:
+        good = isinstance(value, int | float) and not isinstance(value, bool)
+        if (
+            not good
+            or not 0 < value < 1e9
+            or (key in ("r", "rank_pattern") and value != int(value))
+        ):
+            raise self._wrong(key, value, "a number above 0")
+        return float(value)
+
+    def _check_pattern(self, key: str, pattern: str) -> None:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise self._wrong(key, pattern, "regular expressions") from error
+
+    def _wrong(self, key: str, value: Any, expected: str) -> AdapterError:
+        return AdapterError(
+            f"{self.source}: adapter_config.json: {key} is {value!r}, expected {expected}",
+            "download the adapter again",
+        )

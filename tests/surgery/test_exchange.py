@@ -1,0 +1,287 @@
+"""Adapters from Tunix to PEFT and back: bit for bit, and by what PEFT and Tunix compute."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from gemma_convert.convert.readers import open_orbax
+from gemma_convert.convert.tensor import Array
+from tests import peft_oracle, tiny
+from tests.checkpoints import (
+    BF16,
+    CONFIGS,
+    F32,
+    GEMMA3,
+    arrays,
+    assert_same_bits,
+    factor_arrays,
+    run_cli,
+    write_base,
+    write_run,
+)
+from tests.peft_files import factors, write
+
+pytestmark = [
+    pytest.mark.filterwarnings(r"ignore::DeprecationWarning:(tunix|qwix)\."),
+    pytest.mark.filterwarnings("ignore:'sharding' is deprecated:DeprecationWarning"),
+]
+
+BOUND = 1e-4
+"""Most that two float32 forwards may differ; these models' own float32 error is below 1e-5."""
+
+Q, KV, K = (f"layers.1.attn.{name}_einsum.w" for name in ("q", "kv", "k"))
+FULL = {**GEMMA3, "num_key_value_heads": 6}
+
+
+def stored(directory: Path) -> dict[str, Array]:
+    with safe_open(directory / "adapter_model.safetensors", framework="numpy") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def config_of(directory: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((directory / "adapter_config.json").read_text())
+    return found
+
+
+def to_peft(directory: Path, run: Path, *options: Any, out: str = "peft") -> Path:
+    words = ["orbax-to-peft", run, "--base", directory / "base", "--out", directory / out]
+    assert run_cli(*words, "--quiet", *options) == 0
+    return directory / out
+
+
+def to_orbax(directory: Path, adapter: Path, out: str = "orbax") -> Path:
+    words = ["peft-to-orbax", adapter, "--base", directory / "base", "--out", directory / out]
+    assert run_cli(*words, "--quiet") == 0
+    return directory / out
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize("family", [*CONFIGS, "fused"])
+def test_there_and_back_bit_for_bit(family: str, dtype: Any, tmp_path: Path) -> None:
+    config = {**CONFIGS, "fused": FULL}[family]
+    write_base(tmp_path / "base", config, {})
+    values = factor_arrays(config, dtype)
+    random = np.random.default_rng(4)
+    values[f"{Q}_lora_a" if family != "fused" else "layers.1.attn.qkv_einsum.w_lora_a"] = (
+        random.normal(size=(10, 5)).astype(dtype)
+    )
+    b = f"{Q}_lora_b" if family != "fused" else "layers.1.attn.qkv_einsum.w_lora_b"
+    values[b] = random.normal(size=(5, *values[b].shape[1:])).astype(dtype)
+    run = write_run(tmp_path / "run", values, {"lora": {"alpha": 7}})
+    back = open_orbax(to_orbax(tmp_path, to_peft(tmp_path, run)))
+    assert_same_bits(arrays(back), values)
+    lora = back.metadata["custom_metadata"]["lora"]
+    assert lora["alpha"] == 7
+    assert sorted(rule["rank"] for rule in lora["rules"]) == [2, 5]
+
+
+def test_what_peft_gets(tmp_path: Path) -> None:
+    """F05 and F07: k and v with the same A and their own half of B; what differs is said."""
+    write_base(tmp_path / "base", GEMMA3, {})
+    values = factor_arrays(GEMMA3)
+    values[f"{Q}_lora_a"] = np.ones((10, 3), BF16)
+    values[f"{Q}_lora_b"] = np.ones((3, 6, 7), BF16)
+    run = write_run(tmp_path / "run", values)
+    out = to_peft(tmp_path, run, "--alpha", 8, "--base-id", "google/gemma-3-270m")
+    found, config = stored(out), config_of(out)
+    stem = "base_model.model.model.layers.1.self_attn"
+    a, b = values[f"{KV}_lora_a"], values[f"{KV}_lora_b"]
+    for half, name in enumerate(("k_proj", "v_proj")):
+        assert np.array_equal(found[f"{stem}.{name}.lora_A.weight"], a.T)
+        expected = b[:, half].reshape(2, 21).T
+        assert np.array_equal(found[f"{stem}.{name}.lora_B.weight"], expected)
+    q = "model.layers.1.self_attn.q_proj"
+    assert len(config["target_modules"]) == 14 == len(found) / 2
+    assert (config["r"], config["lora_alpha"]) == (3, 8)
+    assert q in config["target_modules"]
+    assert config["rank_pattern"].keys() == {*config["target_modules"]} - {q}
+    assert {*config["rank_pattern"].values()} == {2}
+    assert config["alpha_pattern"] == {}
+    assert config["base_model_name_or_path"] == "google/gemma-3-270m"
+    assert {array.dtype for array in found.values()} == {BF16}
+
+
+def test_a_baked_scale_is_alpha_equal_to_rank(tmp_path: Path) -> None:
+    """F06: what a server that knows one scale applies is right for every module."""
+    write_base(tmp_path / "base", GEMMA3, {})
+    values = factor_arrays(GEMMA3, F32)
+    values[f"{Q}_lora_a"], values[f"{Q}_lora_b"] = np.ones((10, 4), F32), np.ones((4, 6, 7), F32)
+    run = write_run(tmp_path / "run", values)
+    plain = stored(to_peft(tmp_path, run, "--alpha", 6, out="plain"))
+    out = to_peft(tmp_path, run, "--alpha", 6, "--bake-scale", out="baked")
+    config = config_of(out)
+    assert (config["r"], config["lora_alpha"], config["use_rslora"]) == (4, 4, False)
+    assert config["alpha_pattern"] == config["rank_pattern"]
+    for name, array in stored(out).items():
+        rank = 4 if "layers.1.self_attn.q_proj" in name else 2
+        factor = 6 / rank if "lora_B" in name else 1
+        assert np.array_equal(array, plain[name] * F32.type(factor))
+
+
+def test_scales_that_differ_are_told(tmp_path: Path, capsys: Any) -> None:
+    write_base(tmp_path / "base", GEMMA3, {})
+    values = factor_arrays(GEMMA3)
+    values[f"{Q}_lora_a"], values[f"{Q}_lora_b"] = np.ones((10, 4), BF16), np.ones((4, 6, 7), BF16)
+    run = write_run(tmp_path / "run", values)
+    words = ["orbax-to-peft", run, "--base", tmp_path / "base", "--out", tmp_path / "out"]
+    assert run_cli(*words, "--alpha", 6, "--dry-run") == 0
+    assert "vLLM applies one scale to all; for vLLM write it with --bake-scale" in (
+        " ".join(capsys.readouterr().err.split())
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_target_modules_are_met_once_and_no_tower_is_hit(tmp_path: Path) -> None:
+    from peft import LoraConfig
+    from peft.tuners.tuners_utils import check_target_module_exists
+
+    nested = {"model_type": "gemma3", "text_config": {**GEMMA3}, "vision_config": {"x": 1}}
+    write_base(tmp_path / "base", nested, {})
+    run = write_run(tmp_path / "run", factor_arrays(GEMMA3), {"lora_alpha": 4})
+    config = LoraConfig(**config_of(to_peft(tmp_path, run)))
+    assert len(config.target_modules) == 14
+    text = "model.language_model.layers.1.self_attn.q_proj"
+    assert check_target_module_exists(config, text)
+    for path in (
+        "model.vision_tower.vision_model.encoder.layers.1.self_attn.q_proj",
+        "model.vision_tower.encoder.layers.1.self_attn.q_proj",
+        "model.language_model.layers.11.self_attn.q_proj",
+        f"{text}.base_layer",
+        "lm_head",
+    ):
+        assert not check_target_module_exists(config, path)
+
+
+def test_unequal_factors_of_key_and_value_are_stacked(tmp_path: Path) -> None:
+    """Ranks 2 and 3, scales 2.5 and 4: k's delta and v's, each with its own, in one pair."""
+    key = factors("model.layers.0.self_attn.k_proj", 10, 21)
+    value = factors("model.layers.0.self_attn.v_proj", 10, 21, rank=3)
+    patterns = {"rank_pattern": {"v_proj": 3}, "alpha_pattern": {"v_proj": 12}}
+    write_base(tmp_path / "base", GEMMA3, {})
+    write(tmp_path / "adapter", {**key, **value}, **patterns)
+    root = to_orbax(tmp_path, tmp_path / "adapter")
+    found = arrays(open_orbax(root))
+    kv = "layers.0.attn.kv_einsum.w_lora_"
+    assert found.keys() == {f"{kv}a", f"{kv}b"}
+    assert (found[f"{kv}a"].shape, found[f"{kv}b"].shape) == ((10, 5), (5, 2, 3, 7))
+    delta = 2.5 * np.einsum("dr,rskh->skhd", found[f"{kv}a"], found[f"{kv}b"]).reshape(2, 21, 10)
+    for half, (scale, pair) in enumerate(((2.5, key), (4.0, value))):
+        a, b = pair.values()
+        assert np.allclose(delta[half], scale * (b @ a), rtol=0, atol=1e-5)  # |delta| < 10
+    ledger = json.loads((root / "conversion.json").read_text())
+    assert ledger["notes"] == [
+        "layers.0.attn.kv_einsum.w: its parts have different A's, stacked to rank 2 + 3 = 5"
+    ]
+
+
+def test_a_key_without_a_value_leaves_the_value_alone(tmp_path: Path) -> None:
+    values = factors("model.layers.0.self_attn.k_proj", 10, 21)
+    write_base(tmp_path / "base", GEMMA3, {})
+    root = to_orbax(tmp_path, write(tmp_path / "adapter", values))
+    b = arrays(open_orbax(root))["layers.0.attn.kv_einsum.w_lora_b"]
+    assert b.shape == (2, 2, 3, 7)
+    assert not b[:, 1].any()
+    assert np.array_equal(b[:, 0].reshape(2, 21).T, [*values.values()][1])
+
+
+@pytest.mark.parametrize(
+    ("path", "shapes", "config", "message"),
+    [
+        (
+            "model.embed_tokens",
+            (10, 23),
+            {},
+            "factors of an embedding or of experts, which cannot be written for Qwix",
+        ),
+        ("lm_head", (10, 23), {}, "the base's text model has no such module"),
+        (
+            "model.vision_tower.encoder.layers.0.self_attn.q_proj",
+            (5, 5),
+            {},
+            "the base's text model has no such module",
+        ),
+    ],
+)
+def test_what_tunix_cannot_hold_is_refused(
+    path: str, shapes: tuple[int, int], config: Any, message: str, tmp_path: Path, capsys: Any
+) -> None:
+    values = factors(path, *shapes)
+    if "embed" in path:
+        renamed = [name.replace("lora_", "lora_embedding_")[:-7] for name in values]
+        a = np.ones((2, 23), F32)
+        values = dict(zip(renamed, (a, np.ones((10, 2), F32)), strict=True))
+    write_base(tmp_path / "base", GEMMA3, {})
+    adapter = write(tmp_path / "adapter", values, **config)
+    words = ["peft-to-orbax", adapter, "--base", tmp_path / "base", "--out", tmp_path / "out"]
+    assert run_cli(*words) == 1
+    import re
+
+    assert re.search(message, capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()
+
+
+def test_dora_and_saved_modules_do_not_go_to_tunix(tmp_path: Path, capsys: Any) -> None:
+    write_base(tmp_path / "base", GEMMA3, {})
+    values = factors("model.layers.0.self_attn.q_proj", 10, 42)
+    magnitude = "base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector"
+    write(tmp_path / "dora", {**values, magnitude: np.ones(42, F32)}, use_dora=True)
+    saved = {**values, "base_model.model.model.norm.weight": np.ones(10, F32)}
+    write(tmp_path / "saved", saved, modules_to_save=["norm"])
+    for name, message in (("dora", "a DoRA magnitude"), ("saved", "replaces norm.weight")):
+        words = ["peft-to-orbax", tmp_path / name, "--base", tmp_path / "base"]
+        assert run_cli(*words, "--out", tmp_path / "out") == 1
+        text = capsys.readouterr().err
+        assert message in text
+        assert "merge it: gemma-convert surgery merge-lora" in text
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Gemma 4 as transformers saves it."""
+    directory = tmp_path_factory.mktemp("gemma4")
+    tiny.hf_model("gemma4-12b").save_pretrained(directory / "base")
+    return directory
+
+
+def test_peft_and_tunix_compute_the_same(base: Path, tmp_path: Path) -> None:
+    """An adapter made by PEFT, run by Tunix; what comes back from there, run by PEFT again.
+
+    Ranks and scales differ by module, those of k and v too: Tunix gets the rules of the metadata.
+    """
+    import qwix
+    from flax import nnx
+    from tunix.sft.checkpoint_manager import CheckpointManager
+
+    (tmp_path / "base").symlink_to(base / "base")
+    config = {
+        "r": 3,
+        "lora_alpha": 7,
+        "target_modules": peft_oracle.ALL_LINEAR,
+        "rank_pattern": {"layers.1.self_attn.k_proj": 5, "up_proj": 2},
+        "alpha_pattern": {"layers.1.self_attn.v_proj": 11},
+    }
+    peft = peft_oracle.peft_model(tiny.hf_model("gemma4-12b"), **config)
+    expected = tiny.hf_logits(peft)
+    root = to_orbax(tmp_path, peft_oracle.save(peft, tmp_path / "adapter"))
+
+    words = ["hf-to-orbax", tmp_path / "base", "--layout", "tunix", "--out", tmp_path / "weights"]
+    assert run_cli(*words, "--quiet") == 0
+    model = tiny.tunix_model("gemma4-12b", seed=8)
+    tiny.tunix_restore(model, tmp_path / "weights")
+    rules = open_orbax(root).metadata["custom_metadata"]["lora"]["rules"]
+    provider = qwix.LoraProvider([qwix.LoraRule(**rule) for rule in rules])
+    lora = qwix.apply_lora_to_model(model, provider, **model.get_model_input(), rngs=nnx.Rngs(0))
+    manager = CheckpointManager(str(root))
+    manager.maybe_restore(lora, restore_only_lora_params=True)
+    manager.close()
+    assert np.abs(tiny.tunix_logits(lora) - expected).max() < BOUND
+
+    again = to_peft(tmp_path, root)
+    found = peft_oracle.loaded_logits(tiny.hf_model("gemma4-12b"), again)
+    assert np.abs(found - expected).max() < BOUND

@@ -1,0 +1,171 @@
+"""adapter_config.json: scales and ranks as PEFT resolves them, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gemma_convert.convert.errors import AdapterError
+from gemma_convert.surgery.adapters.peft import read_peft
+from gemma_convert.surgery.adapters.peft_config import PeftConfig, read_peft_config
+from gemma_convert.surgery.adapters.peft_write import alpha_for
+from tests.peft_files import factors, in_memory
+
+KEYS = json.loads((Path(__file__).parents[1] / "data" / "peft_config_keys.json").read_text())
+"""Version of PEFT to the keys that LoraConfig got since the version before it."""
+
+MODULE = "model.layers.3.self_attn.q_proj"
+
+
+def config(**values: Any) -> PeftConfig:
+    return read_peft_config({"peft_type": "LORA", "r": 8, "lora_alpha": 16, **values}, "run")
+
+
+def test_scale_of_rank_stabilised_lora() -> None:
+    """F06."""
+    assert config().scale(MODULE, 8) == 2.0
+    assert config(use_rslora=True).scale(MODULE, 8) == pytest.approx(5.6569, abs=5e-5)
+
+
+def test_rank_and_alpha_by_module() -> None:
+    """F07: the two patterns resolve separately."""
+    own = config(
+        rank_pattern={"layers.3.self_attn.q_proj": 32},
+        alpha_pattern={"layers.3.self_attn.q_proj": 128, "v_proj": 4},
+    )
+    assert (own.rank_of(MODULE), own.scale(MODULE, 32)) == (32, 4.0)
+    other = MODULE.replace("3", "13")
+    assert (own.rank_of(other), own.scale(other, 8)) == (8, 2.0)
+    value = MODULE.replace("q_proj", "v_proj")
+    assert (own.rank_of(value), own.scale(value, 8)) == (8, 0.5)
+    by_rank_alone = config(rank_pattern={"q_proj": 32}, alpha_pattern={"v_proj": 4})
+    assert by_rank_alone.scale(MODULE, 32) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fits"),
+    [
+        ("q_proj", True),
+        ("self_attn.q_proj", True),
+        (MODULE, True),
+        (f"^{MODULE}", True),
+        (r".*\.3\..*", True),
+        (r"layers\.(2|3)\.self_attn\.[qk]_proj", True),
+        ("proj", False),
+        ("^layers.3.self_attn.q_proj", False),
+        ("q_proj.weight", False),
+        ("layers.3", False),
+    ],
+)
+def test_patterns_match_as_in_peft(pattern: str, fits: bool) -> None:
+    from peft.utils.other import get_pattern_key
+
+    assert (get_pattern_key([pattern], MODULE) == pattern) == fits
+    assert config(rank_pattern={pattern: 5}).rank_of(MODULE) == (5 if fits else 8)
+
+
+def test_the_first_pattern_that_fits_counts() -> None:
+    assert config(rank_pattern={"q_proj": 3, MODULE: 5}).rank_of(MODULE) == 3
+    assert config(rank_pattern={MODULE: 5, "q_proj": 3}).rank_of(MODULE) == 5
+
+
+def test_a_rank_that_disagrees_with_the_factors() -> None:
+    values = factors(MODULE, 10, 42, rank=3)
+    with pytest.raises(AdapterError, match=f"{MODULE}: the factors have rank 3.*json says 2"):
+        read_peft(in_memory(values))
+    scale = read_peft(in_memory(values, rank_pattern={"q_proj": 3})).scales
+    assert list(scale.values()) == [5 / 3]
+
+
+@pytest.mark.parametrize("version", KEYS)
+def test_configs_of_every_version_are_read(version: str) -> None:
+    """All keys of a version, each with the value that PEFT gives one that is not used."""
+    order = list(KEYS)
+    keys = [key for v in order[: order.index(version) + 1] for key in KEYS[v]]
+    from peft import LoraConfig
+
+    unused = LoraConfig(r=4, lora_alpha=6, target_modules=["q_proj"]).to_dict()
+    values = {key: unused.get(key) for key in keys} | {"peft_type": "LORA"}
+    values["target_modules"] = ["q_proj"]
+    read = read_peft_config(json.loads(json.dumps(values)), "run")
+    assert (read.rank, read.alpha) == (4, 6)
+
+
+def test_the_installed_version_is_read(tmp_path: Path) -> None:
+    from peft import LoraConfig
+
+    LoraConfig(r=4, lora_alpha=6, target_modules=["q_proj"]).save_pretrained(tmp_path)
+    values = json.loads((tmp_path / "adapter_config.json").read_text())
+    read = read_peft_config(values, "run")
+    assert read.version is not None
+    assert (read.rank, read.alpha, read.version >= (0, 18)) == (4, 6, True)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("layer_replication", [[0, 4], [2, 5]], "layers are repeated"),
+        ("lora_bias", True, "B has a bias"),
+        ("alora_invocation_tokens", [1, 2], "some tokens only"),
+        ("use_qalora", True, "inputs are pooled"),
+        ("arrow_config", {"top_k": 3}, "a router chooses"),
+        ("use_bdlora", {"nblocks": 2}, "block-diagonal"),
+        ("kasa_config", {"beta": 1e-4}, "singular values are removed"),
+        ("monteclora_config", {"num_samples": 4}, "sampled"),
+        ("trainable_token_indices", [7], "rows of the embedding"),
+        ("use_something_new", True, "a key that is not known here"),
+    ],
+)
+def test_what_changes_the_meaning_is_refused_by_name(key: str, value: Any, why: str) -> None:
+    with pytest.raises(AdapterError, match=f"run: adapter_config.json: {key} = .*{why}") as caught:
+        config(**{key: value})
+    assert caught.value.remedy == "merge it with PEFT itself"
+    assert config(**{key: None}).rank == 8
+
+
+@pytest.mark.parametrize("how", ["pissa", "pissa_niter_4", "olora", "corda", "lora_ga", "loftq"])
+def test_adapters_of_a_moved_base_are_refused(how: str) -> None:
+    with pytest.raises(AdapterError, match=f"init_lora_weights = '{how}': PEFT changed the base"):
+        config(init_lora_weights=how)
+
+
+@pytest.mark.parametrize("how", [True, False, "gaussian", "eva", "orthogonal", "mica"])
+def test_other_initialisations_do_not_matter(how: Any) -> None:
+    assert config(init_lora_weights=how).scale(MODULE, 8) == 2.0
+
+
+def test_other_methods_are_refused() -> None:
+    with pytest.raises(AdapterError, match="peft_type is 'LOHA', expected 'LORA'"):
+        config(peft_type="LOHA")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("r", 0),
+        ("r", 2.5),
+        ("r", "8"),
+        ("lora_alpha", float("nan")),
+        ("lora_alpha", True),
+        ("rank_pattern", {"q_proj": None}),
+        ("rank_pattern", ["q_proj"]),
+        ("alpha_pattern", {"(": 3}),
+        ("modules_to_save", "lm_head"),
+        ("target_parameters", [1]),
+    ],
+)
+def test_values_of_another_kind_are_refused(key: str, value: Any) -> None:
+    with pytest.raises(AdapterError, match=f"adapter_config.json: {key} is .*, expected"):
+        config(**{key: value})
+
+
+def test_alpha_gives_the_scale_back_bit_for_bit() -> None:
+    random = np.random.default_rng(0)
+    for rank in (1, 3, 7, 48, 49):
+        for alpha in (1, 2, 5, 7, 0.1, 11.2, *random.uniform(0.1, 64, 50)):
+            assert alpha_for(alpha / rank, rank) / rank == alpha / rank
+    assert isinstance(alpha_for(7 / 3, 3), int)

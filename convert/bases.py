@@ -38,7 +38,7 @@ class Bases:
         trained: Whether the version that training saw is the one used.
         used: The version used, for people; empty where nothing was quantised.
         other: The version that it is compared with.
-        note: What a user should know about the choice.
+        notes: What a user should know about the choice.
     """
 
     donor: Parts
@@ -47,7 +47,7 @@ class Bases:
     trained: bool = False
     used: str = ""
     other: str = ""
-    note: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, str] | None:
@@ -134,8 +134,8 @@ def choose(
         f"training quantised the base to {scheme}; this merges onto full precision, and "
         f"--base-quantization {scheme.qtype} onto what training saw"
     )
-    note = note if choice is None else ""
-    return Bases(donor, scheme=scheme, used=FULL, other=str(scheme), note=note)
+    notes = (note,) if choice is None else ()
+    return Bases(donor, scheme=scheme, used=FULL, other=str(scheme), notes=notes)
 
 
 def _of_codes(own: Parts, full: Parts | None, choice: Choice, codes: str) -> Bases:

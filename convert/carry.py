@@ -1,4 +1,4 @@
-"""Towers on their way: which are carried into an output and how they are named there."""
+"""What stands beside the text model of an output: towers, config, and how all is named."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from gemma_convert.convert.checkpoint import Checkpoint
-from gemma_convert.convert.hf_form import Form, form_of
-from gemma_convert.convert.layouts import HF, Spelling
-from gemma_convert.convert.model import Model
+from gemma_convert.convert.dtypes import DType
+from gemma_convert.convert.hf_form import form_of, require_whole
+from gemma_convert.convert.inputs import Inputs
+from gemma_convert.convert.layouts import HF, Layout, Spelling
 from gemma_convert.convert.parts import Parts
 from gemma_convert.convert.relayout import relayout
 from gemma_convert.convert.tensor import Tensor, cast_floats
@@ -38,8 +36,8 @@ def carry(
     text: Spelling,
     *,
     like: Iterable[Found] = (),
-    dtype: np.dtype[Any] | None = None,
-    computed: np.dtype[Any] | None = None,
+    dtype: DType | None = None,
+    computed: DType | None = None,
 ) -> Carried:
     """Convert towers to the spelling that goes with the text model's.
 
@@ -97,45 +95,70 @@ def replaced(base: Parts, towers: Iterable[Found]) -> Mapping[int, str]:
     }
 
 
-def hf_form(
-    reference: Checkpoint,
-    model: Model,
-    donor: Parts,
-    parts: Parts,
-    dtype: np.dtype[Any] | None,
-    computed: np.dtype[Any] | None,
-) -> tuple[Form, Carried]:
-    """The form of a Hugging Face output, and the towers in it that are converted.
+@dataclass(frozen=True)
+class Surroundings:
+    """What stands beside the text model in an output, and how both are named.
 
-    What ``reference`` has beside its text is copied as it is, but for the towers that the source
-    has itself.
+    Attributes:
+        spelling: How the text model is named.
+        config: config.json; empty where nothing says it.
+        tensors: Towers and a head of its own, under the names that go with `spelling`.
+        reasons: Why a source's tensor is left out, by its identity.
+        notes: What a user should know of it.
+    """
+
+    spelling: Spelling
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+    reasons: Mapping[int, str]
+    notes: tuple[str, ...] = ()
+
+
+def surroundings(
+    inputs: Inputs, donor: Parts, to: Layout, dtype: DType | None, computed: DType | None
+) -> Surroundings:
+    """What stands beside the text model of ``donor`` in layout ``to``.
 
     Args:
-        reference: Whose config.json it is: the base, or a source that is its own.
-        model: The dimensions.
-        donor: What gives the text model.
-        parts: What ``reference`` holds.
+        inputs: What a conversion reads.
+        donor: Which of them gives the text model.
+        to: The layout to write.
         dtype: Dtype of the tensors; as they are if None.
         computed: Dtype of those whose values are computed; ``dtype`` if None.
 
     Raises:
-        ConfigError: If there are towers beside a text model's config, or no config is known.
+        ConfigError: If there are towers beside a text model's config, or an HF directory is to be
+            made and no config is known.
         LayoutError: If a tower lacks a tensor.
     """
-    is_hf = parts.spelling is not None and parts.spelling.layout is HF
-    found = parts.spelling.prefix if parts.spelling is not None and is_hf else None
-    towers = () if is_hf and donor is parts else donor.known
+    if to is HF:
+        return _of_hf(inputs, donor, dtype, computed)
+    spelling = Spelling(to, to.default_prefix)
+    towers = carry(chosen(donor, inputs.other), spelling, dtype=dtype, computed=computed)
+    return Surroundings(spelling, inputs.reference.config, towers.tensors, towers.reasons)
+
+
+def _of_hf(
+    inputs: Inputs, donor: Parts, dtype: DType | None, computed: DType | None
+) -> Surroundings:
+    """What the reference has is copied as it is, but for towers that the source has itself."""
+    parts = inputs.other or inputs.own
+    found = parts.spelling if parts.spelling and parts.spelling.layout is HF else None
+    towers = () if found and donor is parts else donor.known
     carried = carry(
         towers,
-        Spelling(HF, found or model.family.nested_prefix),
-        like=parts.known if is_hf else (),
+        found or Spelling(HF, inputs.model.family.nested_prefix),
+        like=parts.known if found else (),
         dtype=dtype,
         computed=computed,
     )
-    carried.reasons |= replaced(parts, towers) if is_hf else {}
+    reasons = {**carried.reasons, **(replaced(parts, towers) if found else {})}
     copied = {
         name: cast_floats(tensor, dtype)
-        for name, tensor in (parts.towers.items() if is_hf else ())
-        if id(tensor) not in carried.reasons
+        for name, tensor in (parts.towers.items() if found else ())
+        if id(tensor) not in reasons
     }
-    return form_of(reference, model, found, {**copied, **carried.tensors}), carried
+    reference, others = inputs.reference, {**copied, **carried.tensors}
+    form = form_of(reference, inputs.model, found.prefix if found else None, others)
+    require_whole(reference.source, form, inputs.model, donor is inputs.own)
+    return Surroundings(Spelling(HF, form.prefix), form.config, form.others, reasons, form.notes)

@@ -7,64 +7,27 @@ head.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
-
-from gemma_convert.convert import dtypes
-from gemma_convert.convert.bases import choose
-from gemma_convert.convert.carry import carry, chosen, hf_form
+from gemma_convert.convert.carry import surroundings
 from gemma_convert.convert.checkpoint import Checkpoint
-from gemma_convert.convert.errors import ConfigError, InputError, LayoutError
-from gemma_convert.convert.hf_form import require_whole
-from gemma_convert.convert.layouts import HF, TUNIX, Layout, Spelling
-from gemma_convert.convert.model import Model, read_model
-from gemma_convert.convert.parts import Parts, take_apart
-from gemma_convert.convert.plan import Plan, make_plan, reached
-from gemma_convert.convert.registry import families, named_model
+from gemma_convert.convert.dtypes import DType
+from gemma_convert.convert.errors import ConfigError, InputError
+from gemma_convert.convert.inputs import read_inputs
+from gemma_convert.convert.job import Job
+from gemma_convert.convert.layouts import HF, TUNIX, Layout
+from gemma_convert.convert.leftovers import plan_of
 from gemma_convert.convert.relayout import relayout
 from gemma_convert.convert.tensor import Tensor, ancestry
 from gemma_convert.convert.values import Revalued
-from gemma_convert.convert.vocabulary import as_stored, embedding_name, fit_vocabulary
+from gemma_convert.convert.vocabulary import as_stored, fit_vocabulary
 from gemma_convert.surgery import head
-from gemma_convert.surgery.adapters.adapter import Adapter
 from gemma_convert.surgery.adapters.gather import gather, refuse_merged
 from gemma_convert.surgery.adapters.open import Source
 from gemma_convert.surgery.merge_lora import merge
 from gemma_convert.surgery.replace import replace_saved
 from gemma_convert.surgery.training_base import Choice
 
-DType = np.dtype[Any]
-
 _REPLACED = "an adapter replaces it"
-_UNKNOWN = "not part of the text model, nor of a tower known here that config.json describes"
-
-
-@dataclass(frozen=True)
-class Job:
-    """A plan, and what it was made for.
-
-    Attributes:
-        plan: What will be written.
-        layout: In which layout.
-        model: The dimensions; None where none are needed.
-        adapters: The LoRA adapters that are merged.
-        merged_before: What earlier runs merged into the same weights: source, weight, digest.
-        bases: Where training had quantised the base: the version that is merged onto, and the one
-            that it is compared with, if there is one.
-        details: What else the ledger keeps, as JSON values.
-        summary: What else people are told: rows of a table, label and text.
-    """
-
-    plan: Plan
-    layout: Layout
-    model: Model | None
-    adapters: tuple[Adapter, ...] = ()
-    merged_before: tuple[Mapping[str, Any], ...] = ()
-    bases: tuple[str, str] | None = None
-    details: Mapping[str, Any] = field(default_factory=dict)
-    summary: tuple[tuple[str, str], ...] = ()
 
 
 def convert(
@@ -105,75 +68,39 @@ def convert(
     Raises:
         GemmaConvertError: If the inputs do not fit together; see the steps.
     """
-    reference = base if base is not None else source
-    dims = model_of(reference, model)
-    own = take_apart(source, dims, layout)
-    other = _base_parts(base, dims) if base is not None else None
-    lora = [*([source] if own.pairs else []), *(adapter.checkpoint for adapter in adapters)]
-    bases = choose(own, other, base_quantization, [one.metadata for one in lora])
-    donor = bases.donor if bases is not None else None
-    if bases is None or donor is None or donor.spelling is None:
-        raise InputError(
-            f"{reference.source}: no weights"
-            + (f", and {source.source} holds LoRA factors alone" if own.pairs else ""),
-            "give the base's safetensors with --base",
-        )
-    if base is not None and own.text and own.text.keys() & base.keys():
-        raise InputError(
-            f"{source.source}: {next(iter(own.text))}: {base.source} has a tensor of that name too",
-            "leave --base out: a Hugging Face directory is its own base",
-        )
-    for parts in (own, other):
-        if parts is not None:
-            _require_plain_weights(parts)
-    if to is HF:
-        form, carried = hf_form(reference, dims, donor, other or own, dtype, computed_dtype)
-        spelling = Spelling(HF, form.prefix)
-    else:
-        spelling = Spelling(to, to.default_prefix)
-        towers = chosen(donor, other)
-        form, carried = None, carry(towers, spelling, dtype=dtype, computed=computed_dtype)
-    if donor.spelling.layout is not HF or to is not HF:
-        _require_tied(dims)
+    inputs = read_inputs(source, base, adapters, model=model, layout=layout)
+    dims, own = inputs.model, inputs.own
+    bases, donor, found = inputs.weights(base_quantization)
+    around = surroundings(inputs, donor, to, dtype, computed_dtype)
+    spelling = around.spelling
+    if not dims.tied and (found.layout is not HF or to is not HF):
+        raise _untied()
     merged = gather(source, own.pairs, adapters, dims, alpha=alpha, allow_zero=allow_unchanged)
     before = tuple(donor.text.metadata.get("merged", ()))
     if not merge_again:
         refuse_merged(donor.text.source, merged, before)
-    known = as_stored(dims, donor.text, donor.spelling)
+    known = as_stored(dims, donor.text, found)
+    spare = inputs.spare(spelling, dtype) if donor is own else None
     target = relayout(
-        donor.text,
-        known,
-        donor.spelling,
-        spelling,
-        dtype=dtype,
-        computed=computed_dtype,
-        spare=_spare(other, dims, spelling, dtype) if donor is own else None,
+        donor.text, known, found, spelling, dtype=dtype, computed=computed_dtype, spare=spare
     )
     target = bases.compared(target, dims, spelling, merged)
     untied = head.untie(target, merged, dims, spelling) if dims.tied else {}
-    config = reference.config
-    if form is not None:
-        require_whole(reference.source, form, dims, donor is own)
-        target = target.replace(
-            tensors={**target.tensors, **form.others, **untied}, notes=target.notes + form.notes
-        )
-        config = head.untied_config(form.config) if untied else form.config
+    target = target.replace(tensors={**target.tensors, **around.tensors, **untied})
     target, replaced = replace_saved(target, merged, known, spelling)
-    target = fit_vocabulary(target, dims, spelling, _base_embedding(other, dims))
+    target = fit_vocabulary(target, dims, spelling, inputs.embedding())
     target = merge(target, merged, dims, spelling)
-    tensors = {**target.tensors, **(carried.tensors if form is None else {})}
+    notes = (*target.notes, *around.notes, *_computed_note(target), *bases.notes)
     target = target.replace(
-        config=config,
-        tensors=_in_order(tensors, reference),
-        notes=(*target.notes, *_computed_note(target), *([bases.note] if bases.note else [])),
-        files=reference.files,
+        config=head.untied_config(around.config) if untied else around.config,
+        tensors=_in_order(target.tensors, inputs.reference),
+        notes=notes,
+        files=inputs.reference.files,
     )
-    unused = bases.unused()
-    unused |= {id(t): reason for adapter in merged for t, reason in adapter.unused}
-    unused |= {id(step): _REPLACED for tensor in replaced for step in ancestry(tensor)}
-    extra = tuple(adapter.checkpoint for adapter in adapters)
-    unused |= carried.reasons
-    plan = _plan(target, source, own, base, other, extra, unused)
+    reasons = bases.unused()
+    reasons |= {id(t): reason for adapter in merged for t, reason in adapter.unused}
+    reasons |= {id(step): _REPLACED for tensor in replaced for step in ancestry(tensor)}
+    plan = plan_of(target, inputs, {**reasons, **around.reasons})
     return Job(plan, to, dims, merged, before, bases.names)
 
 
@@ -233,102 +160,13 @@ def hf_to_orbax(base: Checkpoint, *, layout: Layout = TUNIX, dtype: DType | None
     return convert(base, layout, dtype=dtype)
 
 
-def model_of(reference: Checkpoint, name: str | None) -> Model:
-    """The dimensions: by config.json, else those of a named public model."""
-    if reference.config:
-        model = read_model(reference.config, families())
-        if name is not None and named_model(name).name != model.name:
-            raise ConfigError(
-                f"{reference.source}: config.json is not that of {name}",
-                "leave --model out to go by config.json",
-            )
-        return model
-    if name is None:
-        raise InputError(
-            f"{reference.source}: no config.json",
-            "give the base model's Hugging Face directory with --base, or name the model with "
-            "--model",
-        )
-    return named_model(name)
-
-
-def _base_parts(base: Checkpoint, model: Model) -> Parts:
-    parts = take_apart(base, model)
-    if parts.spelling is not None and parts.spelling.layout is not HF:
-        raise LayoutError(
-            f"{base.source}: the base is in layout {parts.spelling.layout.name}",
-            "give a Hugging Face directory",
-        )
-    return parts
-
-
-def _spare(
-    base: Parts | None, model: Model, spelling: Spelling, dtype: DType | None
-) -> Checkpoint | None:
-    """The base's weights in ``spelling``, to take from them what the source lacks."""
-    dead = any(parameter.unread for parameter in model.parameters())
-    if base is None or base.spelling is None or not base.text or not dead:
-        return None
-    stored = as_stored(model, base.text, base.spelling)
-    return relayout(base.text, stored, base.spelling, spelling, dtype=dtype)
-
-
-def _base_embedding(parts: Parts | None, model: Model) -> Tensor | None:
-    if parts is None or parts.spelling is None:
-        return None
-    return parts.text.get(embedding_name(model, parts.spelling))
-
-
-def _plan(
-    target: Checkpoint,
-    source: Checkpoint,
-    own: Parts,
-    base: Checkpoint | None,
-    other: Parts | None,
-    adapters: tuple[Checkpoint, ...],
-    unused: Mapping[int, str],
-) -> Plan:
-    """Give every tensor that the target does not read its reason, and prove the rest."""
-    read = reached(target)
-    dropped = {**target.dropped, **source.dropped, **own.dropped}
-    for name, tensor in own.towers.items():
-        if id(tensor) not in read:
-            dropped[name] = unused.get(id(tensor), _UNKNOWN)
-    if base is not None and other is not None:
-        dropped |= {**base.dropped, **other.dropped}
-        for name, tensor in other.towers.items():
-            if id(tensor) not in read:
-                dropped[name] = unused.get(id(tensor), _UNKNOWN)
-        for name, tensor in base.items():
-            if id(tensor) not in read and name not in dropped:
-                dropped[name] = "the checkpoint has its own weights"
-    sources = (source, *(() if base is None else (base,)), *adapters)
-    for name, tensor in ((n, t) for checkpoint in sources for n, t in checkpoint.items()):
-        if id(tensor) not in read and id(tensor) in unused:
-            dropped[name] = unused[id(tensor)]
-    return make_plan(target.replace(dropped=dropped), sources)
-
-
-def _require_plain_weights(parts: Parts) -> None:
-    """Refuse quantised weights: without their scales the numbers mean nothing."""
-    for name, tensor in (*parts.text.items(), *parts.towers.items()):
-        # a tower may hold wide integers that are no weights, such as position ids
-        counts = name in parts.towers and tensor.dtype.kind in "iub" and tensor.dtype.itemsize > 1
-        if not counts and not dtypes.is_weight(tensor.dtype):
-            raise LayoutError(
-                f"{parts.text.source}: {name} is {tensor.dtype}: a quantised weight",
-                "give the checkpoint before its quantisation",
-            )
-
-
-def _require_tied(model: Model) -> None:
-    """Refuse models with a head of their own where the weights are or become Tunix's."""
-    if not model.tied:
-        raise ConfigError(
-            "config.json: tie_word_embeddings is false, but Tunix's models have no head beside "
-            "the embedding: it would be lost",
-            "set it to true if the model's head is its embedding",
-        )
+def _untied() -> ConfigError:
+    """Untied heads have no place where the weights are or become Tunix's."""
+    return ConfigError(
+        "config.json: tie_word_embeddings is false, but Tunix's models have no head beside "
+        "the embedding: it would be lost",
+        "set it to true if the model's head is its embedding",
+    )
 
 
 def _computed_note(target: Checkpoint) -> tuple[str, ...]:
@@ -351,7 +189,7 @@ def _computed_note(target: Checkpoint) -> tuple[str, ...]:
 _EXACT_BYTES = 4
 
 
-def _in_order(tensors: dict[str, Tensor], base: Checkpoint) -> dict[str, Tensor]:
+def _in_order(tensors: Mapping[str, Tensor], base: Checkpoint) -> dict[str, Tensor]:
     """The tensors in the base's order, those that it does not have last."""
     order = {name: position for position, name in enumerate(base)}
     return dict(sorted(tensors.items(), key=lambda item: order.get(item[0], len(order))))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gemma_convert import __version__
-from gemma_convert.convert.jobs import Job
+from gemma_convert.convert.job import Job
 from gemma_convert.convert.model import Model
 from gemma_convert.convert.readers.provenance import LEDGER_NAME
 from gemma_convert.convert.tensor import Tensor, ancestry

@@ -11,7 +11,7 @@ from typing import Any
 
 from gemma_convert import __version__
 from gemma_convert.convert.errors import AdapterError
-from gemma_convert.convert.jobs import Job
+from gemma_convert.convert.job import Job
 from gemma_convert.convert.ledger import LEDGER_NAME, file_digests, make_ledger, versions
 from gemma_convert.convert.writers.directory import check_output
 from gemma_convert.convert.writers.journal import Journal

@@ -10,7 +10,7 @@ import numpy as np
 
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import AdapterError
-from gemma_convert.convert.jobs import Job
+from gemma_convert.convert.job import Job
 from gemma_convert.convert.layouts import HF
 from gemma_convert.convert.model import Model
 from gemma_convert.convert.plan import make_plan, reached

@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from gemma_convert.convert.dtypes import DType
 from gemma_convert.convert.errors import AdapterError
-from gemma_convert.convert.jobs import DType
 from gemma_convert.convert.layouts import HF, TUNIX, Spelling
 from gemma_convert.convert.model import Model, text_config
 from gemma_convert.convert.tensor import Array

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemma_convert.convert.checkpoint import Checkpoint
+from gemma_convert.convert.dtypes import DType
 from gemma_convert.convert.errors import AdapterError
-from gemma_convert.convert.jobs import DType, Job
+from gemma_convert.convert.job import Job
 from gemma_convert.convert.layouts import HF, TUNIX, Spelling
 from gemma_convert.convert.model import Model, text_config
 from gemma_convert.convert.plan import make_plan, reached

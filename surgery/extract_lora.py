@@ -15,9 +15,9 @@ import numpy as np
 
 from gemma_convert.convert import pattern as patterns
 from gemma_convert.convert.checkpoint import Checkpoint
+from gemma_convert.convert.dtypes import DType
 from gemma_convert.convert.errors import AdapterError
 from gemma_convert.convert.hf_form import HEAD
-from gemma_convert.convert.jobs import DType
 from gemma_convert.convert.layouts import HF, TUNIX, Spelling
 from gemma_convert.convert.model import Model, text_config
 from gemma_convert.convert.tensor import Array, Box, Tensor

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gemma_convert.convert.jobs import DType
+from gemma_convert.convert.dtypes import DType
 from gemma_convert.surgery.adapter_output import adapter_job, difference, span
 from gemma_convert.surgery.adapters.adapter import Adapter, Pair
 from gemma_convert.surgery.adapters.matrices import matrices, require_matrices, with_matrices

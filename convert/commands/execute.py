@@ -20,7 +20,7 @@ from gemma_convert.convert.commands.to_bucket import (
     run_to_bucket,
     staging_directory,
 )
-from gemma_convert.convert.jobs import Job
+from gemma_convert.convert.job import Job
 from gemma_convert.convert.layouts import HF
 from gemma_convert.convert.run import check_run, run
 from gemma_convert.convert.writers.journal import Journal

@@ -53,7 +53,7 @@ def command(
     """
     from gemma_convert.convert.commands.execute import execute
     from gemma_convert.convert.dtypes import from_config
-    from gemma_convert.convert.jobs import model_of
+    from gemma_convert.convert.inputs import model_of
     from gemma_convert.convert.readers import open_base, open_checkpoint
     from gemma_convert.convert.writers.peft import write_peft
     from gemma_convert.surgery.adapters.open import adapter_source

@@ -30,7 +30,7 @@ def command(adapter: Path, base: Path | None, model: str | None, options: WriteO
     from gemma_convert.convert.checkpoint import Checkpoint
     from gemma_convert.convert.commands.execute import execute
     from gemma_convert.convert.dtypes import from_config
-    from gemma_convert.convert.jobs import model_of
+    from gemma_convert.convert.inputs import model_of
     from gemma_convert.convert.readers import open_base, open_checkpoint
     from gemma_convert.convert.writers.journal import Journal
     from gemma_convert.convert.writers.orbax import write_verified

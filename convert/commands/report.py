@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from gemma_convert.console import print_json, size_text
-from gemma_convert.convert.jobs import Job
+from gemma_convert.convert.job import Job
 
 
 def show_notes(job: Job) -> None:

@@ -15,7 +15,7 @@ from gemma_convert.console import command_line, progress
 from gemma_convert.convert.bucket.objects import GS, Objects, parse_bucket_path
 from gemma_convert.convert.bucket.write import check_bucket, upload_directory
 from gemma_convert.convert.errors import InputError, OutputError
-from gemma_convert.convert.jobs import Job
+from gemma_convert.convert.job import Job
 from gemma_convert.convert.ledger import LEDGER_NAME, input_entries, versions
 from gemma_convert.convert.readers.remote import remote_path
 

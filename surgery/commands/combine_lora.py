@@ -72,7 +72,7 @@ def command(
         raise click.UsageError(f"--rank is not used with {method}.")
 
     from gemma_convert.convert.dtypes import from_config
-    from gemma_convert.convert.jobs import model_of
+    from gemma_convert.convert.inputs import model_of
     from gemma_convert.convert.readers import open_base
     from gemma_convert.surgery.combine_lora import Recipe, combine_lora
 

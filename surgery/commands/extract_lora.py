@@ -76,7 +76,7 @@ def command(
         )
 
     from gemma_convert.convert.dtypes import from_config
-    from gemma_convert.convert.jobs import model_of
+    from gemma_convert.convert.inputs import model_of
     from gemma_convert.convert.readers import open_base, open_checkpoint
     from gemma_convert.surgery.extract_lora import Limits, extract_lora
 

@@ -13,7 +13,8 @@ import pytest
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import ConfigError
 from gemma_convert.convert.hf_form import respelled
-from gemma_convert.convert.jobs import Job, convert
+from gemma_convert.convert.job import Job
+from gemma_convert.convert.jobs import convert
 from gemma_convert.convert.layouts import HF, TUNIX
 from gemma_convert.convert.registry import families
 from gemma_convert.convert.tensor import Array

@@ -14,7 +14,8 @@ from gemma_convert.convert.errors import (
     InputError,
     LayoutError,
 )
-from gemma_convert.convert.jobs import Job, hf_to_orbax, orbax_to_hf
+from gemma_convert.convert.job import Job
+from gemma_convert.convert.jobs import hf_to_orbax, orbax_to_hf
 from gemma_convert.convert.tensor import Array
 from tests import lora_oracle
 from tests.checkpoints import (

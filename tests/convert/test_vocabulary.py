@@ -9,7 +9,8 @@ import pytest
 
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import LayoutError
-from gemma_convert.convert.jobs import Job, convert
+from gemma_convert.convert.job import Job
+from gemma_convert.convert.jobs import convert
 from gemma_convert.convert.layouts import DEEPMIND, HF, TUNIX, Layout
 from gemma_convert.convert.tensor import Array
 from tests.checkpoints import BF16, GEMMA3, arrays, assert_same_bits, base_arrays, memory

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from gemma_convert.convert.errors import AdapterError
-from gemma_convert.convert.jobs import Job, convert
+from gemma_convert.convert.job import Job
+from gemma_convert.convert.jobs import convert
 from gemma_convert.convert.layouts import HF
 from gemma_convert.convert.tensor import Array
 from gemma_convert.surgery.adapters.open import adapter_source

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from gemma_convert.convert.errors import AdapterError
-from gemma_convert.convert.jobs import Job, convert
+from gemma_convert.convert.job import Job
+from gemma_convert.convert.jobs import convert
 from gemma_convert.convert.layouts import HF, TUNIX
 from gemma_convert.convert.readers import open_base, open_checkpoint
 from gemma_convert.convert.writers.hf import write_hf

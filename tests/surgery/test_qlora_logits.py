@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemma_convert.convert.jobs import convert, model_of, orbax_to_hf
+from gemma_convert.convert.inputs import model_of
+from gemma_convert.convert.jobs import convert, orbax_to_hf
 from gemma_convert.convert.layouts import HF
 from gemma_convert.convert.readers import open_base, open_orbax
 from gemma_convert.convert.tensor import Array

@@ -19,6 +19,8 @@ COMMANDS = {
     "hf-to-orbax": "gemma_convert.convert.commands.hf_to_orbax",
     "convert": "gemma_convert.convert.commands.convert",
     "inspect": "gemma_convert.convert.commands.inspect",
+    "diff": "gemma_convert.convert.commands.diff",
+    "validate": "gemma_convert.convert.commands.validate",
     "layouts": "gemma_convert.convert.commands.layouts",
     "demo": "gemma_convert.convert.commands.demo",
 }

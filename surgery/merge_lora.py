@@ -6,7 +6,7 @@ rows as a weight does.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,12 +16,27 @@ from gemma_convert.convert.layouts import Spelling
 from gemma_convert.convert.model import Model, Parameter
 from gemma_convert.convert.relayout import relayout
 from gemma_convert.convert.tensor import Tensor, Zeros
-from gemma_convert.surgery.adapter import Adapter
+from gemma_convert.surgery.adapter import Adapter, Pair
 from gemma_convert.surgery.delta import LowRank, Merged
 
 
-def deltas(adapter: Adapter, model: Model, target: Spelling) -> dict[str, Tensor]:
+class Delta(Protocol):
+    """What makes the delta of one pair, such as `LowRank`."""
+
+    def __call__(self, parameter: Parameter, layout: str, pair: Pair, scale: float) -> Tensor:
+        """The delta of ``pair`` in the axis order of ``layout``."""
+
+
+def deltas(
+    adapter: Adapter, model: Model, target: Spelling, product: Delta = LowRank
+) -> dict[str, Tensor]:
     """What ``adapter`` adds, as lazy float32 tensors by the names of ``target``.
+
+    Args:
+        adapter: The pairs.
+        model: The dimensions of the base.
+        target: How to spell the deltas.
+        product: How to multiply the factors; validation does it in float64.
 
     Raises:
         AdapterError: If a pair fits no parameter of the model, or has another shape.
@@ -35,7 +50,7 @@ def deltas(adapter: Adapter, model: Model, target: Spelling) -> dict[str, Tensor
             name = adapter.spelling.prefix + short
             if name in adapter.pairs:
                 _check_shapes(adapter, name, parameter)
-                found[name] = LowRank(parameter, layout, adapter.pairs[name], adapter.scale(name))
+                found[name] = product(parameter, layout, adapter.pairs[name], adapter.scale(name))
         found |= _nothing(parameter, found, adapter.spelling, target)
     left = [name for name in adapter.pairs if name not in found]
     if left:

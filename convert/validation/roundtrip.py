@@ -1,0 +1,180 @@
+"""A checkpoint through another layout and back, in memory, block by block."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gemma_convert.convert.checkpoint import Checkpoint
+from gemma_convert.convert.errors import LayoutError
+from gemma_convert.convert.jobs import Job, convert
+from gemma_convert.convert.layouts import HF, LAYOUTS, Layout
+from gemma_convert.convert.registry import recognise
+from gemma_convert.convert.tensor import Tensor, ancestry
+from gemma_convert.convert.validation.difference import Difference, compare, paired_blocks
+from gemma_convert.convert.validation.result import Finding, Result
+from gemma_convert.surgery.adapter import split_factors
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Trip:
+    """One tensor through one layout and back."""
+
+    name: str
+    via: str
+    sha256: str
+    sha256_back: str
+    difference: Difference | None
+    steps: tuple[str, ...]
+
+    @property
+    def exact(self) -> bool:
+        """Whether every bit came back."""
+        return self.sha256 == self.sha256_back
+
+    def json(self) -> dict[str, Any]:
+        """For machines."""
+        told = self.difference.json() if self.difference is not None else {}
+        return {
+            "name": self.name,
+            "via": self.via,
+            "exact": self.exact,
+            "sha256": self.sha256,
+            "sha256_back": self.sha256_back,
+            "steps": list(self.steps),
+            **told,
+        }
+
+
+def validate_roundtrip(
+    source: Checkpoint,
+    via: Sequence[str] | None = None,
+    *,
+    base: Checkpoint | None = None,
+    model: str | None = None,
+    progress: Progress = lambda nbytes: None,
+) -> Result:
+    """Bring ``source`` to each layout of ``via`` and back, and compare every bit.
+
+    Args:
+        source: Weights in any layout; LoRA factors are left out.
+        via: Names of layouts; all but the source's that its family has, if None.
+        base: HF directory that gives config and towers, where ``source`` has none.
+        model: Name of a public model, where nothing has a config.json.
+        progress: Called with bytes as they come back.
+
+    Returns:
+        A finding for each tensor that does not come back bit for bit.
+
+    Raises:
+        GemmaConvertError: If config and tensors do not fit together.
+    """
+    weights, pairs = split_factors(source)
+    own = recognise(weights)[1].layout
+    notes = (f"{len(pairs)} LoRA pairs are left out",) if pairs else ()
+    chosen = [LAYOUTS[name] for name in via] if via else _others(own)
+    trips: list[Trip] = []
+    done: list[str] = []
+    for layout in chosen:
+        try:
+            there = convert(weights, layout, base=_base(base, own), model=model)
+        except LayoutError as error:
+            if via or "has no names in layout" not in error.what:
+                raise
+            notes += (f"not through {layout.name}: {error.what}",)
+            continue
+        done.append(layout.name)
+        back = _back(there, weights, own, base, model)
+        notes += tuple(n for job in (there, back) for n in job.plan.target.notes)
+        trips += _trips(weights, there, back, layout, progress)
+    return _result(source, own, trips, done, tuple(dict.fromkeys(notes)))
+
+
+def layouts_but(name: str) -> list[str]:
+    """Names of all layouts but one."""
+    return [other for other in LAYOUTS if other != name]
+
+
+def _others(own: Layout) -> list[Layout]:
+    return [LAYOUTS[name] for name in layouts_but(own.name)]
+
+
+def _base(base: Checkpoint | None, own: Layout) -> Checkpoint | None:
+    return None if own is HF else base
+
+
+def _back(
+    there: Job, source: Checkpoint, own: Layout, base: Checkpoint | None, model: str | None
+) -> Job:
+    """The way back; a Hugging Face source gives config and towers, as a base does."""
+    passed = Checkpoint(there.plan.target.tensors, config=there.plan.target.config)
+    return convert(passed, own, base=source if own is HF else None, model=model)
+
+
+def _trips(
+    source: Checkpoint, there: Job, back: Job, layout: Layout, progress: Progress
+) -> list[Trip]:
+    found = []
+    for name, tensor in back.plan.target.items():
+        if name in source:
+            found.append(_trip(name, source[name], tensor, layout))
+            progress(tensor.nbytes)
+    dropped = {**there.plan.dropped, **back.plan.dropped}
+    for name in source:
+        if name not in back.plan.target and name not in dropped:
+            found.append(Trip(name, layout.name, "", "not there", None, ()))
+    return found
+
+
+def _trip(name: str, before: Tensor, after: Tensor, layout: Layout) -> Trip:
+    steps = tuple(dict.fromkeys(step.action for step in ancestry(after)))
+    if before.shape != after.shape:
+        shapes = f"{list(before.shape)} came back as {list(after.shape)}"
+        return Trip(name, layout.name, "", shapes, None, steps)
+    one, other = hashlib.sha256(), hashlib.sha256()
+    for x, y in paired_blocks(before, after):
+        one.update(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data)
+        other.update(np.ascontiguousarray(y).reshape(-1).view(np.uint8).data)
+    same = one.digest() == other.digest() and before.dtype == after.dtype
+    difference = None if same else compare(before, after)
+    return Trip(name, layout.name, one.hexdigest(), other.hexdigest(), difference, steps)
+
+
+def _result(
+    source: Checkpoint, own: Layout, trips: list[Trip], done: list[str], notes: tuple[str, ...]
+) -> Result:
+    findings = tuple(
+        Finding(trip.name, f"through {trip.via} and back: {_inexact(trip)}")
+        for trip in trips
+        if not trip.exact
+    )
+    summary = [("layout", own.name)]
+    for layout in done:
+        of = [trip for trip in trips if trip.via == layout]
+        exact = sum(trip.exact for trip in of)
+        summary.append((f"via {layout}", f"{exact} of {len(of)} tensors come back bit for bit"))
+    return Result(
+        check="roundtrip",
+        title=f"{source.source} through {', '.join(done) or 'no other layout'} and back",
+        findings=findings,
+        summary=tuple(summary),
+        data={"source": source.source, "via": done, "tensors": [trip.json() for trip in trips]},
+        notes=notes,
+    )
+
+
+def _inexact(trip: Trip) -> str:
+    if trip.difference is None:
+        return trip.sha256_back
+    found = trip.difference
+    relative = "" if found.relative is None else f", relative {found.relative:.3g}"
+    return (
+        f"{found.unequal} of {found.size} values differ by up to {found.max_abs:.4g}{relative} "
+        f"(on the way: {', '.join(trip.steps)})"
+    )

@@ -121,3 +121,77 @@ def merged(
             progress=advance,
         )
     finish([result], as_json=as_json, quiet=quiet, report=report, fails=True)
+
+
+@command.command("logits")
+@click.argument("first", metavar="A")
+@click.argument("second", metavar="B")
+@base_option
+@alpha_option
+@click.option("--step", type=int, help="Step of an Orbax root; the newest finished if left out.")
+@click.option("--prompts", type=click.Path(path_type=Path), help="JSON or JSON-lines of prompts.")
+@click.option("--layers", is_flag=True, help="Find the first layer from which on they differ.")
+@click.option("--dtype-a", type=click.Choice(["float32", "bfloat16"]), help="A computes in this.")
+@click.option("--dtype-b", type=click.Choice(["float32", "bfloat16"]), help="B computes in this.")
+@click.option("--max-abs", type=float, help="Limit of the largest difference of logits.")
+@click.option("--mean-kl", type=float, help="Limit of a prompt's mean KL(A||B), in nats.")
+@click.option("--top1", type=float, help="Least share of equal favourites, such as 0.98.")
+@click.option(
+    "--positions",
+    type=click.IntRange(min=2),
+    default=512,
+    show_default=True,
+    help="Positions compared of a long prompt.",
+)
+@click.option("--api-key", envvar="OPENAI_API_KEY", help="Of a server.")
+@report_option
+@output_options
+def logits(
+    first: str,
+    second: str,
+    base: Path | None,
+    alpha: float | None,
+    step: int | None,
+    prompts: Path | None,
+    layers: bool,
+    dtype_a: str | None,
+    dtype_b: str | None,
+    max_abs: float | None,
+    mean_kl: float | None,
+    top1: float | None,
+    positions: int,
+    api_key: str | None,
+    report: Path | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Run the same token ids through A and B and compare what they predict.
+
+    Each is a Hugging Face directory (run by transformers), an Orbax checkpoint with or without
+    LoRA factors (by Tunix's model; config and tokenizer from --base), a PEFT adapter (onto --base),
+    or the address of an OpenAI-compatible server such as vLLM.
+
+    A prompt of --prompts is an object with a name and text, messages or ids.
+
+    \b
+    Examples:
+      gemma-convert validate logits runs/sft/1244 merged/ --base gemma-3-270m/ --alpha 16 --layers
+      gemma-convert validate logits merged/ http://127.0.0.1:8000/v1
+    """
+    from gemma_convert.convert.commands.show_result import finish
+    from gemma_convert.convert.validation.engines.choose import Options
+    from gemma_convert.convert.validation.setup_logits import Request, compare_logits
+
+    common = {"base": base, "alpha": alpha, "step": step, "api_key": api_key}
+    request = Request(
+        first,
+        second,
+        Options(**common, dtype=dtype_a),  # type: ignore[arg-type]
+        Options(**common, dtype=dtype_b),  # type: ignore[arg-type]
+        prompts,
+        layers,
+        positions,
+        {"max_abs": max_abs, "mean_kl": mean_kl, "top1": top1},
+    )
+    result = compare_logits(request, lambda text: None if quiet else click.echo(text, err=True))
+    finish([result], as_json=as_json, quiet=quiet, report=report, fails=True)

@@ -176,7 +176,9 @@ def _rank_text(rank: Rank | None) -> str:
         return "no more than rounding"
     if rank.is_low_rank:
         return f"like a LoRA of rank {rank.rank}"
-    return "of full rank" if rank.rank is None else f"rank {rank.rank}, but the rest is not rounding"
+    return (
+        "of full rank" if rank.rank is None else f"rank {rank.rank}, but the rest is not rounding"
+    )
 
 
 def describe(entry: Entry) -> str:
@@ -274,5 +276,3 @@ def as_csv(result: Result) -> str:
         shapes = {k: "x".join(map(str, row[k] or ())) for k in ("shape_a", "shape_b")}
         writer.writerow({**row, **shapes})
     return out.getvalue()
-
-

@@ -28,7 +28,9 @@ def check_ledger(directory: Path, adapter: Adapter) -> tuple[list[Finding], tupl
         return [*findings, Finding(LEDGER_NAME, "tells of no adapter")], ()
     for key, value in (("alpha", adapter.alpha), ("factors_sha256", factors_digest(adapter))):
         if told.get(key) != value:
-            findings.append(Finding(LEDGER_NAME, f"{key} is {told.get(key)}, the adapter's {value}"))
+            findings.append(
+                Finding(LEDGER_NAME, f"{key} is {told.get(key)}, the adapter's {value}")
+            )
     found, applied = told.get("pairs_found"), told.get("pairs_applied")
     if not found == applied == len(adapter.pairs):
         text = f"{found} pairs found and {applied} applied, the adapter has {len(adapter.pairs)}"

@@ -181,6 +181,7 @@ def logits(
     from gemma_convert.convert.commands.show_result import finish
     from gemma_convert.convert.validation.engines.choose import Options
     from gemma_convert.convert.validation.setup_logits import Request, compare_logits
+    from gemma_convert.convert.validation.verdict import Overrides
 
     common = {"base": base, "alpha": alpha, "step": step, "api_key": api_key}
     request = Request(
@@ -191,7 +192,7 @@ def logits(
         prompts,
         layers,
         positions,
-        {"max_abs": max_abs, "mean_kl": mean_kl, "top1": top1},
+        Overrides(max_abs, mean_kl, top1),
     )
     result = compare_logits(request, lambda text: None if quiet else click.echo(text, err=True))
     finish([result], as_json=as_json, quiet=quiet, report=report, fails=True)

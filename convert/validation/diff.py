@@ -118,6 +118,7 @@ def diff(
         data={
             "a": a.source,
             "b": b.source,
+            "fingerprints": {"A": dict(a.fingerprint), "B": dict(b.fingerprint)},
             "spelling": aligned.spelling,
             "config": config_differences(a.config, b.config),
             "modules": aggregated(entries, lambda entry: place(entry.name)[0]),

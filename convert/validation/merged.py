@@ -135,7 +135,16 @@ def validate_merged(
         title=f"{out.source} from {source.source}" + (f" and {base.source}" if base else ""),
         findings=tuple(findings),
         summary=_summary(found, unchanged, every, notes),
-        data={"out": out.source, "alpha": job.adapter.alpha, "tensors": found},
+        data={
+            "out": out.source,
+            "alpha": job.adapter.alpha,
+            "fingerprints": {
+                "merged": dict(out.fingerprint),
+                "adapter": dict(source.fingerprint),
+                "base": dict(base.fingerprint) if base is not None else {},
+            },
+            "tensors": found,
+        },
         notes=notes,
     )
 
@@ -258,7 +267,7 @@ def _summary(
     return (
         ("merged", f"{len(found)} tensors, {how}: {checked} weights computed again in float64"),
         ("wrong", f"{wrong} weights"),
-        ("undecided", f"{undecided} next to a rounding boundary: float32 may give either"),
+        ("undecided", f"{undecided} where the order of float32 sums decides between neighbours"),
         ("others", f"{unchanged} tensors compared with the base's bytes"),
         ("ledger", "none" if notes else "files, sizes, sha256 and factors compared"),
     )

@@ -89,7 +89,7 @@ class Comparison:
 
 
 def perplexity(nll: Array) -> float | None:
-    """exp of the mean; None where no position is known."""
+    """The exponential of the mean; None where no position is known."""
     known = nll[~np.isnan(nll)]
     return float(np.exp(known.mean())) if known.size else None
 
@@ -114,7 +114,7 @@ def _layers(a: Logits | TopK, b: Logits | TopK) -> Array | None:
     found = []
     for x, y in zip(one, other, strict=True):
         x, y = x.astype(np.float64), y.astype(np.float64)
-        found.append(np.linalg.norm(y - x) / max(np.linalg.norm(x), 1e-30))
+        found.append(float(np.linalg.norm(y - x)) / max(float(np.linalg.norm(x)), 1e-30))
     return np.array(found)
 
 

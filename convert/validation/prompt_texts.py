@@ -20,7 +20,7 @@ TEXTS = {
         "neuf heures. El tren nocturno sale a las nueve. Ночной поезд отправляется в девять. "
         "夜行列車は九時に出発します。夜班火车九点发车。야간 열차는 아홉 시에 출발합니다. "
         "يغادر قطار الليل في التاسعة. रात की ट्रेन नौ बजे निकलती है। Treni ya usiku huondoka saa tatu. "
-        "1,234.5 kg × 3 = 3.703,5 kg ≈ 8165 lb 🚂"
+        "1,234.5 kg * 3 = 3.703,5 kg ≈ 8165 lb 🚂"
     ),
 }
 """Name to text."""

@@ -77,7 +77,7 @@ def validate_roundtrip(
     """
     weights, pairs = split_factors(source)
     own = recognise(weights)[1].layout
-    notes = (f"{len(pairs)} LoRA pairs are left out",) if pairs else ()
+    notes: tuple[str, ...] = (f"{len(pairs)} LoRA pairs are left out",) if pairs else ()
     chosen = [LAYOUTS[name] for name in via] if via else _others(own)
     trips: list[Trip] = []
     done: list[str] = []
@@ -126,10 +126,8 @@ def _trips(
             found.append(_trip(name, source[name], tensor, layout))
             progress(tensor.nbytes)
     dropped = {**there.plan.dropped, **back.plan.dropped}
-    for name in source:
-        if name not in back.plan.target and name not in dropped:
-            found.append(Trip(name, layout.name, "", "not there", None, ()))
-    return found
+    lost = [name for name in source if name not in back.plan.target and name not in dropped]
+    return found + [Trip(name, layout.name, "", "not there", None, ()) for name in lost]
 
 
 def _trip(name: str, before: Tensor, after: Tensor, layout: Layout) -> Trip:
@@ -164,7 +162,12 @@ def _result(
         title=f"{source.source} through {', '.join(done) or 'no other layout'} and back",
         findings=findings,
         summary=tuple(summary),
-        data={"source": source.source, "via": done, "tensors": [trip.json() for trip in trips]},
+        data={
+            "source": source.source,
+            "fingerprints": {"source": dict(source.fingerprint)},
+            "via": done,
+            "tensors": [trip.json() for trip in trips],
+        },
         notes=notes,
     )
 

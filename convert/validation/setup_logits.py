@@ -16,7 +16,7 @@ from gemma_convert.convert.validation.engines.choose import Options, choose
 from gemma_convert.convert.validation.logits import MOST_POSITIONS, Tell, validate_logits
 from gemma_convert.convert.validation.prompts import Prompt, adds_bos, built_in, from_file
 from gemma_convert.convert.validation.result import Finding, Result
-from gemma_convert.convert.validation.verdict import limits_for
+from gemma_convert.convert.validation.verdict import NO_OVERRIDES, Overrides, limits_for
 
 DEFAULT_BOS = 2
 """Gemma's BOS, where no config or tokenizer says another."""
@@ -34,17 +34,17 @@ class Request:
         prompts: A file of prompts; the built-in ones if None.
         layers: Whether to look for the first diverging layer.
         positions: Positions of a prompt that are compared at most.
-        limits: Limits to replace, where not None.
+        limits: Limits to replace.
     """
 
     a: str
     b: str
-    options_a: Options = Options()
-    options_b: Options = Options()
+    options_a: Options
+    options_b: Options
     prompts: Path | None = None
     layers: bool = False
     positions: int = MOST_POSITIONS
-    limits: Mapping[str, float | None] | None = None
+    limits: Overrides = NO_OVERRIDES
 
 
 def compare_logits(request: Request, tell: Tell = lambda text: None) -> Result:
@@ -72,7 +72,7 @@ def compare_logits(request: Request, tell: Tell = lambda text: None) -> Result:
         a,
         b,
         prompts,
-        limits_for(a.about, b.about, **(request.limits or {})),
+        limits_for(a.about, b.about, request.limits),
         bos=bos,
         layers=request.layers,
         positions=request.positions,

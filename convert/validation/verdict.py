@@ -21,8 +21,8 @@ class Limits:
         dtype: What they are for.
         max_abs: Largest difference of any logit; None for no limit.
         mean_kl: Mean divergence over a prompt's positions, in nats.
-        top1: Least share of positions at which both like the same token best. Where ``max_abs`` is
-            limited, a lead below twice that is a tie.
+        top1: Least share of positions at which B likes no token better than A's favourite. Where
+            ``max_abs`` is limited, a lead of A's below twice that is a tie.
         layer: Relative error of hidden states from which a layer counts as diverging.
     """
 
@@ -42,7 +42,19 @@ FLOAT32 = Limits("float32", max_abs=2e-3, mean_kl=1e-6, top1=1.0, layer=1e-4)
 ROUNDED = Limits("bfloat16", max_abs=None, mean_kl=1e-2, top1=0.95, layer=0.1)
 
 
-def limits_for(a: About, b: About, **overrides: float | None) -> Limits:
+@dataclass(frozen=True)
+class Overrides:
+    """Limits that a user sets; None for those that stay."""
+
+    max_abs: float | None = None
+    mean_kl: float | None = None
+    top1: float | None = None
+
+
+NO_OVERRIDES = Overrides()
+
+
+def limits_for(a: About, b: About, overrides: Overrides = NO_OVERRIDES) -> Limits:
     """The limits for two engines.
 
     They are those of float32 if both compute in it and their weights are the same numbers. Where
@@ -52,12 +64,17 @@ def limits_for(a: About, b: About, **overrides: float | None) -> Limits:
     Args:
         a: The one.
         b: The other.
-        overrides: Fields of `Limits` to replace, where not None.
+        overrides: Limits to replace.
     """
     computes_wide = all(about.dtype in ("float32", "float64") for about in (a, b))
     rounded = a.adapted != b.adapted and "float32" not in (b if a.adapted else a).stored
     limits = FLOAT32 if computes_wide and not rounded else ROUNDED
-    return replace(limits, **{key: value for key, value in overrides.items() if value is not None})
+    return replace(
+        limits,
+        max_abs=limits.max_abs if overrides.max_abs is None else overrides.max_abs,
+        mean_kl=limits.mean_kl if overrides.mean_kl is None else overrides.mean_kl,
+        top1=limits.top1 if overrides.top1 is None else overrides.top1,
+    )
 
 
 def judge(found: Comparison, limits: Limits) -> list[Finding]:
@@ -87,7 +104,8 @@ def judge(found: Comparison, limits: Limits) -> list[Finding]:
 
 def _agreement(found: Comparison, limits: Limits) -> float:
     tie = 2 * limits.max_abs if limits.max_abs is not None else 0.0
-    return float(np.mean(found.same_top1 | (found.margin < tie)))
+    # rank 1 and another favourite: B likes several tokens equally, as bfloat16 logits often do
+    return float(np.mean(found.same_top1 | (found.rank == 1) | (found.margin < tie)))
 
 
 def first_diverging(found: Comparison, limits: Limits) -> str:

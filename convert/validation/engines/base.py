@@ -64,7 +64,9 @@ class About:
 class Engine(Protocol):
     """Runs prompts, one at a time, from the first token and without a cache."""
 
-    about: About
+    @property
+    def about(self) -> About:
+        """What a report says of it."""
 
     def run(self, ids: list[int], keep: list[int], *, layers: bool) -> Logits | TopK:
         """Scores of the token after each position in ``keep``.
@@ -79,7 +81,9 @@ class Engine(Protocol):
 class Source(Protocol):
     """An engine that is not loaded yet."""
 
-    about: About
+    @property
+    def about(self) -> About:
+        """What a report says of it."""
 
     def load(self) -> Engine:
         """Load it; its memory is freed with the engine."""

@@ -39,12 +39,13 @@ class HuggingFace:
         import torch
         from transformers import AutoModelForCausalLM
 
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             self.directory,
             dtype=getattr(torch, self.about.dtype),
             output_loading_info=True,
             **_EAGER,
         )
+        model, report = loaded
         wrong = {problem: sorted(map(str, names)) for problem, names in report.items() if names}
         if wrong:
             problem, names = next(iter(wrong.items()))

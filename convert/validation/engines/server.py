@@ -122,7 +122,7 @@ def call(url: str, body: Mapping[str, Any] | None, api_key: str | None) -> dict[
 
 
 def _of_prompt(entry: Mapping[str, Any] | None) -> dict[int, float]:
-    """vLLM's ``{"818": {"logprob": -1.2, ...}, ...}``."""
+    """As vLLM has it: ``{"818": {"logprob": -1.2, ...}, ...}``."""
     return {int(token): float(told["logprob"]) for token, told in (entry or {}).items()}
 
 

@@ -16,6 +16,9 @@ from gemma_convert.convert.writers.directory import check_output, fresh_director
 Write = Callable[[Path], dict[str, str]]
 """Writes a job into an empty directory; returns file names with their sha256 where it knows it."""
 
+Check = Callable[[Path], None]
+"""Raises if what lies in the directory must not take its name; it may move it elsewhere."""
+
 
 def run(
     job: Job,
@@ -26,6 +29,7 @@ def run(
     command: list[str],
     inputs: Iterable[Path] = (),
     allow_unchanged: bool = False,
+    check: Check | None = None,
 ) -> dict[str, Any]:
     """Write ``job`` to ``out`` and return the ledger, which is also written there.
 
@@ -37,9 +41,11 @@ def run(
         command: The command line, for the ledger.
         inputs: See `check_run`.
         allow_unchanged: Whether LoRA pairs may vanish in the rounding to the stored dtype.
+        check: Judges the whole output before it takes its name.
 
     Raises:
-        OutputError: If ``out`` must not be written or what was written reads back wrong.
+        OutputError: If ``out`` must not be written, what was written reads back wrong, or ``check``
+            refuses it.
         AdapterError: If LoRA pairs changed nothing.
     """
     start = time.monotonic()
@@ -52,6 +58,8 @@ def run(
         ledger["output"] = {"path": str(out), "files": file_digests(directory, digests)}
         text = json.dumps(ledger, indent=2, allow_nan=False) + "\n"
         (directory / LEDGER_NAME).write_text(text, encoding="utf-8")
+        if check is not None:
+            check(directory)
     return ledger
 
 

@@ -11,18 +11,21 @@ from gemma_convert.convert.commands.options import WriteOptions
 from gemma_convert.convert.commands.report import show_ledger, show_notes, show_plan
 from gemma_convert.convert.jobs import Job
 from gemma_convert.convert.layouts import HF
-from gemma_convert.convert.run import check_run, run
+from gemma_convert.convert.run import Check, check_run, run
 
 _Advance = Callable[[int], None]
 
 
-def execute(job: Job, options: WriteOptions, inputs: Sequence[Path]) -> None:
+def execute(
+    job: Job, options: WriteOptions, inputs: Sequence[Path], check: Check | None = None
+) -> None:
     """Carry out ``job``, or with ``--dry-run`` show what it would do.
 
     Args:
         job: What to do.
         options: Where and how.
         inputs: The paths of the inputs as the user gave them; the output must lie outside.
+        check: Judges the output before it takes its name.
 
     Raises:
         OutputError: If the output must not be written or what was written reads back wrong.
@@ -49,6 +52,7 @@ def execute(job: Job, options: WriteOptions, inputs: Sequence[Path]) -> None:
         command=command_line(),
         inputs=inputs,
         allow_unchanged=options.allow_unchanged,
+        check=check,
     )
     if options.as_json or not options.quiet:
         show_ledger(ledger, as_json=options.as_json)

@@ -20,7 +20,7 @@ MOST_ROWS = 40
 
 MOST_FINDINGS = 200
 
-_SHORT = 24
+_SHORT = 40
 """Characters of a cell that is not broken into lines."""
 
 Section = Callable[[Mapping[str, Any]], list[str]]

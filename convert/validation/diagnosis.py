@@ -49,7 +49,7 @@ def values(difference: Difference) -> str:
         return f"every value is {low:g}"
     low, high = difference.d_range
     if high - low <= abs(high) / 100 and low * high > 0:
-        return f"every value is off by {(low + high) / 2:+.4g}"
+        return f"every value is off by {(low + high) / 2:+.3g}"
     if not difference.a2 or not difference.b2 or difference.size < 2:
         return ""
     factor = difference.ab / difference.a2

@@ -29,6 +29,9 @@ SAMPLE_BLOCKS = 4
 SAMPLE_BYTES = 256 << 10
 """Size of such a block."""
 
+_NEAR = 0.03
+"""A scale this near to a known mistake's is taken for it: the change was rounded."""
+
 Progress = Callable[[int], None]
 
 
@@ -243,18 +246,18 @@ def _cause(found: Recomputed, dtype: str, ranks: set[int]) -> str:
     cosine = found.along / np.sqrt(found.delta2 * found.change2) if found.change2 else 0.0
     if not found.change2:
         return "the adapter was not applied"
-    if cosine < 0.9:
+    if abs(cosine) < 0.9:
         return "what was added is not this pair's A.B"
-    known = {2.0: "the adapter was applied twice", -1.0: "the adapter was subtracted"}
-    for rank in ranks:
-        known |= {
-            1 / rank: "scaled by alpha / r^2",
-            rank**0.5: "scaled by alpha / sqrt(r)",
-            float(rank): "scaled by alpha",
-        }
-    nearest = min(known, key=lambda value: abs(scale - value))
+    known = [(2.0, "the adapter was applied twice"), (-1.0, "the adapter was subtracted")]
+    for rank in sorted(ranks):
+        known += [
+            (1 / rank, "it was scaled by alpha / r^2"),
+            (rank**0.5, "it was scaled by alpha / sqrt(r)"),
+            (float(rank), "it was scaled by alpha"),
+        ]
+    likely = [text for factor, text in known if abs(scale / factor - 1) < _NEAR]
     told = f"what was added is {scale:.4g} times alpha / r A.B"
-    return f"{told}: {known[nearest]}" if abs(scale / nearest - 1) < 0.05 else told
+    return f"{told}: {', or '.join(likely)}" if likely else told
 
 
 def _summary(

@@ -110,8 +110,9 @@ def difference_rank(a: Tensor, b: Tensor, probes: int = PROBES, seed: int = 0) -
 def ulp(values: Array, dtype: np.dtype[Any]) -> Array:
     """The unit in the last place of ``values`` in ``dtype``, as float64."""
     kind: Any = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
-    _, exponent = np.frexp(np.abs(values.astype(np.float64)))
-    least = kind.minexp + 1  # frexp's mantissa is below one, IEEE's below two
+    fraction, exponent = np.frexp(values.astype(np.float64))
+    least = kind.minexp + 1  # frexp's fraction is below one, IEEE's below two
+    exponent[fraction == 0] = least
     return np.asarray(np.ldexp(1.0, np.maximum(exponent, least) - 1 - int(kind.nmant)))
 
 

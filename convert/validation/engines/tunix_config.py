@@ -83,8 +83,8 @@ def _gemma3(text: Any, common: dict[str, Any]) -> tuple[Any, Any]:
 def _gemma4(text: Any, common: dict[str, Any]) -> tuple[Any, Any]:
     from tunix.models.gemma4 import model as gemma4
 
-    shared = text.num_kv_shared_layers or 0
-    if text.enable_moe_block:
+    shared = getattr(text, "num_kv_shared_layers", 0) or 0
+    if getattr(text, "enable_moe_block", False):
         _require_later_router()
         common |= {
             "enable_moe": True,
@@ -101,7 +101,7 @@ def _gemma4(text: Any, common: dict[str, Any]) -> tuple[Any, Any]:
         global_key_size=text.global_head_dim or text.head_dim,
         num_global_kv_heads=text.num_global_key_value_heads,
         k_eq_v_global=bool(text.attention_k_eq_v),
-        per_layer_input_dim=text.hidden_size_per_layer_input or 0,
+        per_layer_input_dim=getattr(text, "hidden_size_per_layer_input", 0) or 0,
         frac_shared_layers=shared / text.num_hidden_layers,
         override_kv_shared_ffw_hidden=wide and wide * text.intermediate_size,
         param_dtype=_float32(),

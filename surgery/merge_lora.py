@@ -12,7 +12,7 @@ import numpy as np
 
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import AdapterError
-from gemma_convert.convert.layouts import Spelling
+from gemma_convert.convert.layouts import Layout, Spelling
 from gemma_convert.convert.model import Model, Parameter
 from gemma_convert.convert.relayout import relayout
 from gemma_convert.convert.tensor import Tensor, Zeros
@@ -23,7 +23,7 @@ from gemma_convert.surgery.delta import LowRank, Merged
 class Delta(Protocol):
     """What makes the delta of one pair, such as `LowRank`."""
 
-    def __call__(self, parameter: Parameter, layout: str, pair: Pair, scale: float) -> Tensor:
+    def __call__(self, parameter: Parameter, layout: Layout, pair: Pair, scale: float) -> Tensor:
         """The delta of ``pair`` in the axis order of ``layout``."""
 
 

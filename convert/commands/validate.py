@@ -32,6 +32,13 @@ def command() -> None:
 @click.option("--via", help="Layouts, with commas between them; all others if left out.")
 @base_option
 @model_option
+@click.option(
+    "--computed-dtype",
+    type=click.Choice(["source", "float32"]),
+    default="float32",
+    show_default=True,
+    help="Dtype meanwhile of tensors whose values the other layout stores differently.",
+)
 @report_option
 @output_options
 def roundtrip(
@@ -39,6 +46,7 @@ def roundtrip(
     via: str | None,
     base: Path | None,
     model: str | None,
+    computed_dtype: str,
     report: Path | None,
     as_json: bool,
     quiet: bool,
@@ -50,6 +58,7 @@ def roundtrip(
       gemma-convert validate roundtrip gemma-3-270m/ --via tunix,deepmind
     """
     from gemma_convert.convert.commands.show_result import finish
+    from gemma_convert.convert.dtypes import from_config
     from gemma_convert.convert.layouts import LAYOUTS
     from gemma_convert.convert.readers import open_base, open_checkpoint
     from gemma_convert.convert.validation.roundtrip import validate_roundtrip
@@ -66,6 +75,7 @@ def roundtrip(
             chosen,
             base=open_base(base) if base is not None else None,
             model=model,
+            computed_dtype=None if computed_dtype == "source" else from_config(computed_dtype),
             progress=advance,
         )
     finish([result], as_json=as_json, quiet=quiet, report=report, fails=True)

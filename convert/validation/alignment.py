@@ -85,8 +85,10 @@ def _relaid(checkpoint: Checkpoint, model: Model, target: Spelling) -> dict[str,
     """All weights of ``checkpoint``: the text model's in ``target``, others as they are."""
     parts = take_apart(checkpoint, model)
     assert parts.spelling is not None
-    stored = as_stored(model, parts.text, parts.spelling)
-    text = relayout(parts.text, stored, parts.spelling, target, partial=True)
+    text: Mapping[str, Tensor] = parts.text
+    if parts.spelling != target:
+        stored = as_stored(model, parts.text, parts.spelling)
+        text = relayout(parts.text, stored, parts.spelling, target)
     factors = {
         f"{name}_lora_{side}": tensor
         for name, pair in parts.pairs.items()

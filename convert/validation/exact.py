@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gemma_convert.convert.layouts import Layout
 from gemma_convert.convert.model import Parameter
 from gemma_convert.convert.tensor import Array, Box, Tensor
 from gemma_convert.surgery.adapter import Pair
@@ -33,8 +34,8 @@ class Product(Tensor):
         scale: What the product is multiplied by.
     """
 
-    def __init__(self, parameter: Parameter, layout: str, pair: Pair, scale: float) -> None:
-        pattern = parameter.row.cells[layout].pattern
+    def __init__(self, parameter: Parameter, layout: Layout, pair: Pair, scale: float) -> None:
+        pattern = parameter.row.cell(layout).pattern
         self.axes = pattern.axes
         self.inputs, self.outputs = parameter.row.factor_axes(layout)
         self.pair = pair
@@ -61,7 +62,7 @@ class Product(Tensor):
 class ErrorBound(Product):
     """How far ``scale * A.B`` in float32 may be from `Product`: (r + 5) u scale |A|.|B|."""
 
-    def __init__(self, parameter: Parameter, layout: str, pair: Pair, scale: float) -> None:
+    def __init__(self, parameter: Parameter, layout: Layout, pair: Pair, scale: float) -> None:
         super().__init__(parameter, layout, pair, scale * (pair.rank + 5) * _U)
 
     def _factor(self, tensor: Tensor, box: Box) -> Array:

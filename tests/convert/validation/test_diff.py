@@ -60,10 +60,14 @@ def test_a_planted_fault_is_named(fault: str, dtype: np.dtype[np.generic]) -> No
 def test_layouts_are_brought_together(family: str, layout: str) -> None:
     config, prefix = CONFIGS[family], USUAL_PREFIX[family]
     hf = memory(base_arrays(config, prefix), config=config)
-    other = Checkpoint(convert(hf, LAYOUTS[layout]).plan.target.tensors)
+    target = convert(hf, LAYOUTS[layout], computed_dtype=F32).plan.target
+    other = Checkpoint(target.tensors)
+    computed = {tensor.dtype for tensor in other.values()} != {BF16}
     for result in (diff(hf, other), diff(other, hf)):
-        assert result.passed, result.findings
         assert tensors(result).keys() == hf.keys()
+        assert all(row["unequal"] == 0 for row in tensors(result).values())
+        # MaxText's norms and embedding are other numbers, kept in float32 to be exact
+        assert result.passed != computed
 
 
 def test_a_fault_behind_another_layout_is_named_in_hugging_faces_names() -> None:

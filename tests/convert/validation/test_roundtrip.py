@@ -13,7 +13,7 @@ import pytest
 
 from gemma_convert.convert.jobs import Job, convert
 from gemma_convert.convert.layouts import LAYOUTS
-from gemma_convert.convert.tensor import Array, Elementwise, Tensor
+from gemma_convert.convert.tensor import Array, Box, Tensor
 from gemma_convert.convert.validation import roundtrip
 from gemma_convert.convert.validation.roundtrip import validate_roundtrip
 from tests.checkpoints import (
@@ -80,14 +80,31 @@ def spoiling(change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Callab
     return wrong
 
 
+class ThereAndBack(Tensor):
+    """A norm to which 1 was added and taken away again, in bfloat16."""
+
+    action = "cast"
+
+    def __init__(self, parent: Tensor) -> None:
+        self.parent, self.shape, self.dtype = parent, parent.shape, parent.dtype
+
+    @property
+    def parents(self) -> tuple[Tensor, ...]:
+        return (self.parent,)
+
+    def read(self, box: Box) -> Array:
+        return there_and_back(self.parent.read(box))
+
+
+def there_and_back(values: Array) -> Array:
+    return (values + BF16.type(1)) - BF16.type(1)
+
+
 def test_an_offset_rounded_in_bfloat16_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "layers.1.pre_ffw_norm.scale"
 
-    def there_and_back(values: Array) -> Array:
-        return (values + BF16.type(1)) - BF16.type(1)
-
     def change(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {**tensors, name: Elementwise(tensors[name], BF16, there_and_back)}
+        return {**tensors, name: ThereAndBack(tensors[name])}
 
     monkeypatch.setattr(roundtrip, "convert", spoiling(change))
     values = base_arrays(GEMMA3, "model.")
@@ -111,6 +128,18 @@ def test_a_tensor_of_another_layer_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     assert [finding.where for finding in result.findings] == [
         f"model.layers.{i}.self_attn.q_proj.weight" for i in (0, 1)
     ]
+
+
+def test_values_that_a_layout_stores_otherwise() -> None:
+    """MaxText's norms and embedding: exact through float32, told where bfloat16 loses some."""
+    source = memory(base_arrays(GEMMA3, "model."), config=GEMMA3)
+    assert validate_roundtrip(source, ["maxtext"]).passed
+    lossy = validate_roundtrip(source, ["maxtext"], computed_dtype=None)
+    told = {finding.where: finding.what for finding in lossy.findings}
+    assert "model.norm.weight" in told
+    assert "computed" in told["model.norm.weight"]
+    assert all("norm" in name or "embed" in name for name in told)
+    assert any("--computed-dtype float32" in note for note in lossy.notes)
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from gemma_convert.convert.model import Model, read_model
 from gemma_convert.convert.parts import take_apart
 from gemma_convert.convert.registry import families, named_model, recognise
 from gemma_convert.convert.relayout import relayout
-from gemma_convert.convert.tensor import Tensor
+from gemma_convert.convert.tensor import Tensor, ancestry, cast
 from gemma_convert.convert.vocabulary import as_stored
 
 
@@ -64,7 +64,21 @@ def align(a: Checkpoint, b: Checkpoint, model: str | None = None) -> Aligned:
     target = next((s for s in (one, other) if s.layout is HF), Spelling(HF, HF.default_prefix))
     note = f"compared in layout {target}: the first is in {one.layout.name}, "
     note += f"the second in {other.layout.name}"
-    return Aligned(_relaid(a, dims, target), _relaid(b, dims, target), str(target), (note,))
+    first, second = _relaid(a, dims, target), _relaid(b, dims, target)
+    return Aligned(_as_stored(first, second), _as_stored(second, first), str(target), (note,))
+
+
+def _as_stored(tensors: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, those whose values were computed in the dtype that the other side has.
+
+    A layout that stores other values keeps them in a wider dtype so that the way back finds them.
+    """
+    return {
+        name: cast(tensor, others[name].dtype)
+        if name in others and any(step.action == "computed" for step in ancestry(tensor))
+        else tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def _renamed(tensors: Mapping[str, Tensor], old: Spelling, new: Spelling) -> dict[str, Tensor]:

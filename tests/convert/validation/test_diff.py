@@ -62,12 +62,9 @@ def test_layouts_are_brought_together(family: str, layout: str) -> None:
     hf = memory(base_arrays(config, prefix), config=config)
     target = convert(hf, LAYOUTS[layout], computed_dtype=F32).plan.target
     other = Checkpoint(target.tensors)
-    computed = {tensor.dtype for tensor in other.values()} != {BF16}
     for result in (diff(hf, other), diff(other, hf)):
         assert tensors(result).keys() == hf.keys()
-        assert all(row["unequal"] == 0 for row in tensors(result).values())
-        # MaxText's norms and embedding are other numbers, kept in float32 to be exact
-        assert result.passed != computed
+        assert result.passed, result.findings
 
 
 def test_a_fault_behind_another_layout_is_named_in_hugging_faces_names() -> None:

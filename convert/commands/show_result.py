@@ -62,4 +62,6 @@ def _show(result: Result) -> None:
     if len(result.findings) > SHOWN:
         console.print(f"  and {len(result.findings) - SHOWN} more (--json or --report has all)")
     if result.check != "diff":
-        console.print("PASSED" if result.passed else f"FAILED: {len(result.findings)} findings")
+        count = len(result.findings)
+        failed = f"FAILED: {count} finding{'' if count == 1 else 's'}"
+        console.print("PASSED" if result.passed else failed)

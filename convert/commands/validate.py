@@ -153,6 +153,11 @@ def merged(
     show_default=True,
     help="Positions compared of a long prompt.",
 )
+@click.option(
+    "--low-memory",
+    is_flag=True,
+    help="Have transformers read each layer from the disk when it is run.",
+)
 @click.option("--api-key", envvar="OPENAI_API_KEY", help="Of a server.")
 @report_option
 @output_options
@@ -170,6 +175,7 @@ def logits(
     mean_kl: float | None,
     top1: float | None,
     positions: int,
+    low_memory: bool,
     api_key: str | None,
     report: Path | None,
     as_json: bool,
@@ -188,17 +194,19 @@ def logits(
       gemma-convert validate logits runs/sft/1244 merged/ --base gemma-3-270m/ --alpha 16 --layers
       gemma-convert validate logits merged/ http://127.0.0.1:8000/v1
     """
+    from dataclasses import replace
+
     from gemma_convert.convert.commands.show_result import finish
     from gemma_convert.convert.validation.engines.choose import Options
     from gemma_convert.convert.validation.setup_logits import Request, compare_logits
     from gemma_convert.convert.validation.verdict import Overrides
 
-    common = {"base": base, "alpha": alpha, "step": step, "api_key": api_key}
+    options = Options(base, alpha, dtype_a, step, api_key, low_memory)
     request = Request(
         first,
         second,
-        Options(**common, dtype=dtype_a),  # type: ignore[arg-type]
-        Options(**common, dtype=dtype_b),  # type: ignore[arg-type]
+        options,
+        replace(options, dtype=dtype_b),
         prompts,
         layers,
         positions,

@@ -59,10 +59,14 @@ def _verdict(passed: bool, what: str) -> str:
     return f'<p class="verdict {kind}">{word}<span>{escape(what)}</span></p>'
 
 
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
 def _section(result: Result) -> list[str]:
     parts = [f"<section><h2>{escape(result.check)}</h2>", f"<p>{escape(result.title)}</p>"]
     if result.check != "diff":
-        parts.append(_verdict(result.passed, f"{len(result.findings)} findings"))
+        parts.append(_verdict(result.passed, _count(len(result.findings), "finding")))
     parts.append(_table((), result.summary))
     parts += [f'<p class="note">{escape(note)}</p>' for note in result.notes]
     parts += _findings(result)
@@ -261,9 +265,9 @@ p{overflow-wrap:anywhere;margin:.4rem 0}
 .wide{overflow-x:auto}
 table{border-collapse:collapse;font-size:.85rem;margin:.3rem 0}
 th,td{text-align:left;vertical-align:top;padding:.2rem .6rem;border-bottom:1px solid #e4e4e7}
-td{overflow-wrap:anywhere;min-width:2rem;max-width:36rem;font-variant-numeric:tabular-nums}
-.short{white-space:nowrap}
-.pairs td:first-child{font-weight:600;white-space:nowrap}
+td{overflow-wrap:anywhere;min-width:14rem;max-width:36rem;font-variant-numeric:tabular-nums}
+td.short{white-space:nowrap;min-width:0}
+.pairs td{min-width:0}.pairs td:first-child{font-weight:600;white-space:nowrap}
 svg{display:block;width:100%;height:auto}
 @media print{body{max-width:none;padding:0;font-size:11pt}.wide{overflow:visible}
 section{break-inside:auto}svg,tr{break-inside:avoid}h2,h3{break-after:avoid}

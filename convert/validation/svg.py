@@ -12,6 +12,7 @@ from math import ceil, floor, log10
 _CELL = 18
 _LABEL = 190
 _CHARACTER = 6.2
+_CAPTION = 300
 _WIDTH, _HEIGHT = 720, 220
 _LEFT, _BOTTOM, _TOP = 58, 34, 12
 _COLOURS = ("#1f5fa8", "#c2410c", "#15803d", "#7e22ce", "#a16207", "#0e7490", "#be123c")
@@ -28,7 +29,7 @@ def heat_map(values: Mapping[tuple[str, int], float | None], title: str) -> str:
     layers = sorted({layer for _, layer in values})
     known = [v for v in values.values() if v]
     low, high = (min(known), max(known)) if known else (1.0, 1.0)
-    width = _LABEL + _CELL * len(layers) + 10
+    width = _LABEL + max(_CELL * len(layers) + 10, _CAPTION)
     height = _CELL * (len(modules) + 2)
     parts = [_open(width, height, title)]
     for row, module in enumerate(modules):
@@ -85,9 +86,9 @@ def line_chart(
             f'<line x1="{_LEFT}" x2="{_WIDTH - 12}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e4e4e7"/>'
         )
         parts.append(_text(_LEFT - 6, y + 4, f"1e{level}", "end"))
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        x = _LEFT + plot_width * share
-        parts.append(_text(x, _HEIGHT - _BOTTOM + 16, f"{right * share:.0f}", "middle"))
+    for tick in sorted({round(right * share) for share in (0, 0.25, 0.5, 0.75, 1)}):
+        x = _LEFT + plot_width * tick / right
+        parts.append(_text(x, _HEIGHT - _BOTTOM + 16, str(tick), "middle"))
     parts.append(_text(_LEFT + plot_width / 2, _HEIGHT - 4, f"{x_label}; {y_label}", "middle"))
     for i, (name, line) in enumerate(series.items()):
         colour = _COLOURS[i % len(_COLOURS)]

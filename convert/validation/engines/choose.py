@@ -26,6 +26,7 @@ class Options:
         dtype: In which to compute, or in which a server does.
         step: Of an Orbax root.
         api_key: Of a server.
+        low_memory: Whether transformers reads the layers from the disk as it runs them.
     """
 
     base: Path | None = None
@@ -33,6 +34,7 @@ class Options:
     dtype: str | None = None
     step: int | None = None
     api_key: str | None = None
+    low_memory: bool = False
 
 
 def choose(name: str, options: Options) -> Source:
@@ -48,9 +50,10 @@ def choose(name: str, options: Options) -> Source:
     if "adapter_config" in checkpoint.metadata:
         base = _base(name, options)
         about = _about(str(path), "peft", open_base(base), options, base)
-        return HuggingFace(replace(about, adapted=True), base, path)
+        return HuggingFace(replace(about, adapted=True), base, path, options.low_memory)
     if checkpoint.format == "safetensors" and checkpoint.config:
-        return HuggingFace(_about(str(path), "transformers", checkpoint, options, path), path)
+        about = _about(str(path), "transformers", checkpoint, options, path)
+        return HuggingFace(about, path, low_memory=options.low_memory)
     directory = _base(name, options)
     base_model = open_base(directory)
     adapted = any("_lora_" in key for key in checkpoint)

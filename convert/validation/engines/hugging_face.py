@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 import numpy as np
 
@@ -24,11 +27,13 @@ class HuggingFace:
         about: What a report says of it.
         directory: The model, or the base of ``adapter``.
         adapter: A PEFT adapter's directory.
+        low_memory: Whether the layers stay on the disk, each read when it is run.
     """
 
     about: About
     directory: Path
     adapter: Path | None = None
+    low_memory: bool = False
 
     def load(self) -> Loaded:
         """Load it.
@@ -39,11 +44,13 @@ class HuggingFace:
         import torch
         from transformers import AutoModelForCausalLM
 
+        placed = _layers_on_disk(self.directory) if self.low_memory else {}
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             self.directory,
             dtype=getattr(torch, self.about.dtype),
             output_loading_info=True,
             **_EAGER,
+            **placed,
         )
         model, report = loaded
         wrong = {problem: sorted(map(str, names)) for problem, names in report.items() if names}
@@ -58,7 +65,10 @@ class HuggingFace:
             from peft import PeftModel
 
             model = PeftModel.from_pretrained(model, str(self.adapter))
-        return Loaded(self.about, model.eval())
+        engine = Loaded(self.about, model.eval())
+        if placed:
+            finalize(engine, shutil.rmtree, placed["offload_folder"], ignore_errors=True)
+        return engine
 
 
 class Loaded:
@@ -72,7 +82,7 @@ class Loaded:
         """See `Engine.run`."""
         import torch
 
-        device = next(self._model.parameters()).device
+        device = self._model.get_input_embeddings().weight.device
         tokens = torch.tensor([ids], device=device)
         kept = torch.tensor(keep, device=device)
         states: list[Any] = []
@@ -88,7 +98,7 @@ class Loaded:
 
     def _hooks(self, states: list[Any], kept: Any) -> list[Any]:
         """Have what enters the first layer and what leaves each appended to ``states``."""
-        layers = _decoder_layers(self._model)
+        _, layers = _decoder_layers(self._model)
 
         def enters(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             states.append((args[0] if args else kwargs["hidden_states"])[0, kept])
@@ -100,8 +110,28 @@ class Loaded:
         return [first, *(layer.register_forward_hook(leaves) for layer in layers)]
 
 
-def _decoder_layers(model: Any) -> Any:
-    """The text model's list of layers, in whatever wrappers."""
+def _layers_on_disk(directory: Path) -> dict[str, Any]:
+    """Arguments of ``from_pretrained`` that leave the text model's layers on the disk."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    make: Any = AutoModelForCausalLM.from_config
+    with torch.device("meta"):
+        model = make(AutoConfig.from_pretrained(directory))
+    name, layers = _decoder_layers(model)
+    places = {f"{name}.{i}": "disk" for i in range(len(layers))}
+    # Every module beside the path to the layers, so that no key holds another.
+    steps = name.split(".")
+    for depth, step in enumerate(steps):
+        path = ".".join(steps[:depth])
+        beside = (child for child, _ in model.get_submodule(path).named_children())
+        places |= {".".join([*steps[:depth], child]): "cpu" for child in beside if child != step}
+    folder = tempfile.mkdtemp(prefix="gemma-convert-layers-")
+    return {"device_map": places, "offload_folder": folder}
+
+
+def _decoder_layers(model: Any) -> tuple[str, Any]:
+    """Name and modules of the text model's list of layers, in whatever wrappers."""
     import torch
 
     count = model.config.get_text_config().num_hidden_layers
@@ -112,5 +142,5 @@ def _decoder_layers(model: Any) -> Any:
             and not any(tower in name for tower in ("vision", "audio"))
             and len(module) == count
         ):
-            return module
+            return name, module
     raise InputError(f"{type(model).__name__} has no list of {count} layers", "leave --layers out")

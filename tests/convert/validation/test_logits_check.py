@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -319,6 +320,17 @@ def test_peft_on_a_base_against_its_own_merge(deep: Path, few: Path, tmp_path: P
     assert result.data["a"]["kind"] == "peft"
     # without the adapter it is another model
     assert wheres(compared(tmp_path / "adapter", deep, few, base=deep)) == ["prompt few, layer 0"]
+
+
+def test_layers_left_on_the_disk_give_the_same_logits(
+    deep: Path, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    given = Options(), Options(low_memory=True)
+    result = compare_logits(Request(str(deep), str(deep), *given, few, layers=True))
+    assert result.passed
+    assert result.data["worst"]["max_abs"] == 0
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_prompt_without_bos_is_refused(deep: Path, tmp_path: Path) -> None:

@@ -7,27 +7,21 @@ import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from gemma_convert.convert.validation.diff import diff
-from gemma_convert.convert.validation.engines.base import Logits
-from gemma_convert.convert.validation.metrics import compare
 from gemma_convert.convert.validation.report import html, write_report
 from gemma_convert.convert.validation.result import Finding, Result
-from gemma_convert.convert.validation.roundtrip import validate_roundtrip
 from gemma_convert.convert.validation.svg import heat_map, line_chart
 from tests.checkpoints import (
     ALPHA,
     GEMMA3,
     base_arrays,
     factor_arrays,
-    memory,
     run_cli,
     write_base,
     write_run,
 )
-from tests.planted_faults import CONFIG, FAULTS
+from tests.reports import results
 
 VOID = {"meta", "link", "br"}
 
@@ -66,36 +60,6 @@ def checked(text: str) -> Checked:
     for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
         ElementTree.fromstring(svg)
     return parser
-
-
-def results() -> list[Result]:
-    """One of each check, some failed."""
-    right = base_arrays(CONFIG, "model.")
-    wrong = FAULTS["k and v swapped in one layer"].spoil(right)
-    random = np.random.default_rng(0)
-    a, b = (Logits(random.normal(size=(9, 31)), random.normal(size=(4, 9, 5))) for _ in "ab")
-    comparison = compare("short <b>", [2, *range(5, 13)], list(range(9)), a, b)
-    logits = Result(
-        "logits",
-        "A against B",
-        (Finding("prompt short, layer 0", "mean KL 1 & more <script>alert(1)</script>"),),
-        (("A", "x"),),
-        {"prompts": [comparison.json()]},
-    )
-    merged = Result(
-        "merged",
-        "out",
-        (),
-        (("merged", "2 tensors"),),
-        {
-            "tensors": {
-                f"model.layers.{i}.self_attn.q_proj.weight": {"relative_error": 0.1 * (i + 1)}
-                for i in range(2)
-            }
-        },
-    )
-    hf = memory(base_arrays(GEMMA3, "model."), config=GEMMA3)
-    return [diff(memory(right), memory(wrong)), merged, validate_roundtrip(hf), logits]
 
 
 def test_every_check_has_its_section() -> None:

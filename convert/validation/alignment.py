@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gemma_convert.convert.carry import carry
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import InputError, LayoutError
+from gemma_convert.convert.hf_form import respelled
 from gemma_convert.convert.layouts import HF, Spelling
 from gemma_convert.convert.model import Model, read_model
-from gemma_convert.convert.parts import take_apart
+from gemma_convert.convert.parts import Parts, take_apart
 from gemma_convert.convert.registry import families, named_model, recognise
 from gemma_convert.convert.relayout import relayout
 from gemma_convert.convert.tensor import Tensor, ancestry, cast
+from gemma_convert.convert.towers import Found
 from gemma_convert.convert.vocabulary import as_stored
 
 
@@ -64,7 +67,9 @@ def align(a: Checkpoint, b: Checkpoint, model: str | None = None) -> Aligned:
     target = next((s for s in (one, other) if s.layout is HF), Spelling(HF, HF.default_prefix))
     note = f"compared in layout {target}: the first is in {one.layout.name}, "
     note += f"the second in {other.layout.name}"
-    first, second = _relaid(a, dims, target), _relaid(b, dims, target)
+    taken = [take_apart(checkpoint, dims) for checkpoint in (a, b)]
+    like = [tower for parts in taken if _is_hf(parts) for tower in parts.known]
+    first, second = (_relaid(parts, dims, target, like) for parts in taken)
     return Aligned(_as_stored(first, second), _as_stored(second, first), str(target), (note,))
 
 
@@ -82,10 +87,14 @@ def _as_stored(tensors: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> d
 
 
 def _renamed(tensors: Mapping[str, Tensor], old: Spelling, new: Spelling) -> dict[str, Tensor]:
-    return {
-        new.prefix + name.removeprefix(old.prefix) if name.startswith(old.prefix) else name: tensor
-        for name, tensor in tensors.items()
-    }
+    """``tensors`` under another prefix, what stands beside the text model as goes with it."""
+
+    def renamed(name: str) -> str:
+        if name.startswith(old.prefix):
+            return new.prefix + name.removeprefix(old.prefix)
+        return respelled(name, old.prefix, new.prefix)
+
+    return {renamed(name): tensor for name, tensor in tensors.items()}
 
 
 def _dimensions(a: Checkpoint, b: Checkpoint, name: str | None) -> Model | None:
@@ -95,17 +104,33 @@ def _dimensions(a: Checkpoint, b: Checkpoint, name: str | None) -> Model | None:
     return read_model(config, families()) if config else None
 
 
-def _relaid(checkpoint: Checkpoint, model: Model, target: Spelling) -> dict[str, Tensor]:
-    """All weights of ``checkpoint``: the text model's in ``target``, others as they are."""
-    parts = take_apart(checkpoint, model)
+def _is_hf(parts: Parts) -> bool:
+    return parts.spelling is not None and parts.spelling.layout is HF
+
+
+def _relaid(
+    parts: Parts, model: Model, target: Spelling, like: Sequence[Found]
+) -> dict[str, Tensor]:
+    """All weights of a checkpoint: text model and known towers in ``target``, others as they are.
+
+    Args:
+        parts: The checkpoint.
+        model: Its dimensions.
+        target: The spelling wanted.
+        like: Towers whose names others are to look like.
+    """
     assert parts.spelling is not None
     text: Mapping[str, Tensor] = parts.text
     if parts.spelling != target:
         stored = as_stored(model, parts.text, parts.spelling)
         text = relayout(parts.text, stored, parts.spelling, target)
+    towers = () if _is_hf(parts) else parts.known
+    carried = carry(towers, target, like=like).tensors
+    taken = {id(tensor) for tower in towers for tensor in tower.tensors.values()}
+    others = {name: tensor for name, tensor in parts.towers.items() if id(tensor) not in taken}
     factors = {
-        f"{name}_lora_{side}": tensor
+        f"{name}_lora_{side}": factor
         for name, pair in parts.pairs.items()
-        for side, tensor in (("a", pair.a), ("b", pair.b))
+        for side, factor in pair.factors().items()
     }
-    return {**text, **parts.towers, **factors}
+    return {**text, **carried, **others, **factors}

@@ -70,9 +70,9 @@ class Gate:
         findings = [finding for result in results for finding in result.findings]
         if not findings:
             return
-        write_report(directory / REPORT_NAME, results, self.command)
         rejected = _free_name(out)
         directory.rename(rejected)
+        write_report(rejected / REPORT_NAME, results, self.command)
         more = f" and {len(findings) - 1} more" if len(findings) > 1 else ""
         raise OutputError(
             f"{out} was not made, it failed its validation: {findings[0]}{more}",

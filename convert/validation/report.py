@@ -70,7 +70,7 @@ def _section(result: Result) -> list[str]:
     parts.append(_table((), result.summary))
     parts += [f'<p class="note">{escape(note)}</p>' for note in result.notes]
     parts += _findings(result)
-    parts += _SECTIONS[result.check](result.data)
+    parts += _SECTIONS[result.check](result.data) if result.data else []
     return [*parts, "</section>"]
 
 

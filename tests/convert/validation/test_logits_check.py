@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.jobs import hf_to_orbax
-from gemma_convert.convert.layouts import TUNIX, Spelling
+from gemma_convert.convert.layouts import LAYOUTS, TUNIX, Spelling
 from gemma_convert.convert.model import read_model
 from gemma_convert.convert.random_model import random_factors
 from gemma_convert.convert.readers import open_safetensors
@@ -26,7 +26,7 @@ from gemma_convert.convert.validation.engines.choose import Options
 from gemma_convert.convert.validation.result import Result
 from gemma_convert.convert.validation.setup_logits import Request, compare_logits
 from gemma_convert.convert.writers.orbax import write_orbax
-from tests import lora_oracle, tiny
+from tests import lora_oracle, tiny, tiny_towers
 from tests.checkpoints import arrays, run_cli, write_run
 from tests.tiny_cases import CASES, Case
 from tests.tiny_tokenizer import save_tokenizer
@@ -244,6 +244,18 @@ def test_tunix_agrees_with_transformers(case: str, few: Path, tmp_path: Path) ->
     assert 0 < max(layers) < 1e-4
 
 
+@pytest.mark.parametrize("case", ["gemma3", "gemma4-e2b"])
+def test_tunix_runs_the_text_of_a_model_with_towers(case: str, few: Path, tmp_path: Path) -> None:
+    """The tree has the towers too; the text model is what both run."""
+    base = tiny_towers.save(case, tmp_path / "base")
+    target = hf_to_orbax(open_safetensors(base), layout=LAYOUTS["tunix-head"]).plan.target
+    assert any("vision_encoder" in name for name in target)
+    run = write_run(tmp_path / "run", arrays(target))
+    result = compared(run, base, few, base=base)
+    assert result.passed, result.findings
+    assert (result.data["a"]["kind"], result.data["b"]["kind"]) == ("tunix", "transformers")
+
+
 def test_tunix_0_1_7_is_not_asked_about_experts(experts: Path, few: Path, tmp_path: Path) -> None:
     from gemma_convert.convert.errors import ConfigError
 
@@ -290,6 +302,30 @@ def test_factors_applied_by_qwix_are_the_merge(
     result = compared(run, right, few, base=base, alpha=5.0)
     assert result.passed, result.findings
     assert result.data["limits"]["dtype"] == "float32"
+
+
+def test_modules_with_an_alpha_of_their_own(
+    adapted: tuple[Path, Path], few: Path, tmp_path: Path
+) -> None:
+    """As adapters of PEFT with alpha patterns are kept in a Tunix checkpoint."""
+    from gemma_convert.convert.readers import open_orbax
+
+    base, run = adapted
+    factors = arrays(open_orbax(run))
+    mlp = [name.removesuffix("_lora_a") for name in factors if ".mlp." in name and "_a" in name]
+    lora = {"alpha": 5.0, "alpha_by_module": dict.fromkeys(mlp, 2.0)}
+    own = write_run(tmp_path / "own", factors, {"lora": lora})
+
+    def change(weights: dict[str, Array]) -> None:
+        for inside, alpha in ((True, 2.0), (False, 5.0)):
+            some = {name: a for name, a in factors.items() if (".mlp." in name) == inside}
+            wide = {name: array.astype(np.float64) for name, array in weights.items()}
+            for name, array in lora_oracle.merged(wide, "model.", some, alpha).items():
+                weights[name] = array.astype(np.float32)
+
+    right = spoilt(base, tmp_path / "right", change)
+    assert compared(own, right, few, base=base).passed
+    assert not compared(run, right, few, base=base, alpha=5.0).passed
 
 
 def test_an_adapter_applied_twice_is_located(

@@ -192,10 +192,15 @@ def peak_memory() -> int:
 
 
 def file_digests(directory: Path, known: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Size and sha256 of every file below ``directory``; those in ``known`` are not read again."""
+    """Size and sha256 of every file below ``directory``; those in ``known`` are not read again.
+
+    A ledger is none of them: a run killed after it wrote its ledger left one there.
+    """
     found: dict[str, dict[str, Any]] = {}
     for path in sorted(p for p in directory.rglob("*") if p.is_file()):
         name = str(path.relative_to(directory))
+        if name == LEDGER_NAME:
+            continue
         digest = known.get(name) or _digest(path)
         found[name] = {"bytes": path.stat().st_size, "sha256": digest}
     return found

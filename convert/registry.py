@@ -135,9 +135,9 @@ def recognise(checkpoint: Checkpoint, layout: Layout | None = None) -> tuple[Che
     return checkpoint.replace(tensors=tensors), spelling
 
 
-def names_parameter(name: str, spelling: Spelling) -> bool:
-    """Whether some family has a parameter that ``spelling`` gives this name."""
-    return bool(_ranks(normal(name, spelling.layout), spelling))
+def names_text_parameter(name: str, spelling: Spelling) -> bool:
+    """Whether the text model of some family has a parameter that ``spelling`` gives this name."""
+    return bool(_text_ranks(_any_layer(normal(name, spelling.layout)), spelling))
 
 
 def normal(name: str, layout: Layout) -> str:
@@ -166,19 +166,25 @@ _LAYER = re.compile(r"((?:layer|block)s?[._]|type_)(?:0|[1-9][0-9]{0,8})(?=[._/]
 
 def _ranks(name: str, spelling: Spelling) -> frozenset[int]:
     """How many axes a tensor called ``name`` may have, by the cells of all families."""
-    # any layer will do, so that names which differ in the layer are matched once
-    name = _LAYER.sub(r"\g<1>0", name, count=1)
-    if name.startswith(spelling.prefix):
-        text = _ranks_in(name.removeprefix(spelling.prefix), spelling.layout)
-        if text:
-            return text
-    return frozenset().union(
+    name = _any_layer(name)
+    return _text_ranks(name, spelling) or frozenset().union(
         *(
             _tower_ranks_in(name.removeprefix(prefix), spelling.layout)
             for prefix in outer_prefixes(spelling)
             if name.startswith(prefix)
         )
     )
+
+
+def _any_layer(name: str) -> str:
+    """``name`` in layer 0, so that names which differ in the layer are matched once."""
+    return _LAYER.sub(r"\g<1>0", name, count=1)
+
+
+def _text_ranks(name: str, spelling: Spelling) -> frozenset[int]:
+    if not name.startswith(spelling.prefix):
+        return frozenset()
+    return _ranks_in(name.removeprefix(spelling.prefix), spelling.layout)
 
 
 @cache

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from gemma_convert.convert.layouts import HF, Spelling
-from gemma_convert.convert.registry import names_parameter
+from gemma_convert.convert.registry import names_text_parameter
 
 FACTORS = {
     "lora_A": "a",
@@ -88,7 +88,7 @@ def weight_name(path: str) -> str:
     """
     for prefix in (*HF.prefixes, ""):
         short = path.removeprefix(prefix)
-        if path.startswith(prefix) and names_parameter(short, Spelling(HF, "")):
+        if path.startswith(prefix) and names_text_parameter(short, Spelling(HF, "")):
             return short
     if path.endswith("lm_head.weight"):
         return "lm_head.weight"

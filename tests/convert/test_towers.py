@@ -103,8 +103,8 @@ def test_there_and_back_through_files(saved: Any, case: str, name: str, tmp_path
     layout, form, base = LAYOUTS[name], FORMS[name], open_checkpoint(saved(case, 1))
     # MaxText stores 1 + w of a norm: float32 of it is what bfloat16 comes back from
     made = convert(open_checkpoint(saved(case)), layout, computed_dtype=F32).plan.target
-    write_orbax(made, tmp_path / "tree", form=form)
-    verify_orbax(made, tmp_path / "tree", form=form, progress=lambda _: None)
+    sums = write_orbax(made, tmp_path / "tree", form=form)
+    verify_orbax(made, tmp_path / "tree", sums, form=form, progress=lambda _: None)
     job = convert(open_checkpoint(tmp_path / "tree"), HF, base=base, dtype=BF16)
     original = arrays(open_checkpoint(saved(case)))
     back = arrays(job.plan.target)

@@ -90,7 +90,6 @@ def run(
 
 def _keep(ledger: dict[str, Any], directory: Path, out: Path, digests: Mapping[str, str]) -> None:
     """Write the ledger of ``out`` beside the files that it lists."""
-    (directory / LEDGER_NAME).unlink(missing_ok=True)
     ledger["output"] = {"path": str(out), "files": file_digests(directory, digests)}
     text = json.dumps(ledger, indent=2, allow_nan=False) + "\n"
     (directory / LEDGER_NAME).write_text(text, encoding="utf-8")

@@ -58,7 +58,7 @@ def align(a: Checkpoint, b: Checkpoint, model: str | None = None) -> Aligned:
         return Aligned(a, b, "as they are", ("names of no known layout: compared by name",))
     dims = _dimensions(a, b, model)
     if one.layout is other.layout and (one.layout is HF or dims is None):
-        return Aligned(named_a, _renamed(named_b, other, one), str(one))
+        return Aligned(named_a, renamed(named_b, other, one), str(one))
     if dims is None:
         raise InputError(
             f"{a.source} and {b.source} are in different layouts, and neither has a config.json",
@@ -86,15 +86,15 @@ def _as_stored(tensors: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> d
     }
 
 
-def _renamed(tensors: Mapping[str, Tensor], old: Spelling, new: Spelling) -> dict[str, Tensor]:
+def renamed(tensors: Mapping[str, Tensor], old: Spelling, new: Spelling) -> dict[str, Tensor]:
     """``tensors`` under another prefix, what stands beside the text model as goes with it."""
 
-    def renamed(name: str) -> str:
+    def respell(name: str) -> str:
         if name.startswith(old.prefix):
             return new.prefix + name.removeprefix(old.prefix)
         return respelled(name, old.prefix, new.prefix)
 
-    return {renamed(name): tensor for name, tensor in tensors.items()}
+    return {respell(name): tensor for name, tensor in tensors.items()}
 
 
 def _dimensions(a: Checkpoint, b: Checkpoint, name: str | None) -> Model | None:

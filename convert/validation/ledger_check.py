@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.jobs import Job
 from gemma_convert.convert.ledger import LEDGER_NAME, file_digests
@@ -17,6 +18,17 @@ NOT_COMPARED = "its files were not compared"
 
 _ABOUT = (LEDGER_NAME, VALIDATION_NAME)
 """Files that tell of the output; a check may be run, and kept there, at any time."""
+
+
+def ledger_directory(out: Checkpoint) -> Path:
+    """Where the ledger of an output lies: beside its files, or at the root of an Orbax checkpoint.
+
+    Args:
+        out: As opened; a step of an Orbax checkpoint names the tree that was read.
+    """
+    here = Path(out.source)
+    above = here.resolve().parents[:2] if out.format == "orbax" else ()
+    return next((path for path in (here, *above) if (path / LEDGER_NAME).is_file()), here)
 
 
 def require_same_base(directory: Path, job: Job) -> None:

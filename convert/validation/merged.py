@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from gemma_convert.convert.validation.exact_dora import BOUND, EXACT
 from gemma_convert.convert.validation.ledger_check import (
     NOT_COMPARED,
     check_ledger,
+    ledger_directory,
     require_same_base,
 )
 from gemma_convert.convert.validation.recomputed import Delta, recompute
@@ -64,7 +64,8 @@ def planned(
     Raises:
         GemmaConvertError: If the inputs do not fit together.
     """
-    layout = recognise(out)[1].layout
+    out, spelling = recognise(out)
+    layout = spelling.layout
 
     def job(dtype: DType | None = None, computed: DType | None = None) -> Job:
         return convert(
@@ -114,7 +115,9 @@ def validate_merged(
     sources = [source.source for source in job.plan.sources]
     if not job.adapters:
         raise InputError(f"{' and '.join(sources)}: no LoRA factors there", "give the adapter")
-    require_same_base(Path(out.source), job)
+    directory = ledger_directory(out)
+    require_same_base(directory, job)
+    out = recognise(out)[0]
     target = job.plan.target
     findings = [Finding(name, "missing") for name in target if name not in out]
     findings += [Finding(name, "not part of the merge") for name in out if name not in target]
@@ -140,7 +143,7 @@ def validate_merged(
             if (problem := _difference(tensor, expected, replaced)) is not None:
                 findings.append(Finding(name, problem))
         progress(tensor.nbytes)
-    ledger, notes = check_ledger(Path(out.source), job.adapters)
+    ledger, notes = check_ledger(directory, job.adapters)
     findings += ledger
     if job.bases is not None and job.bases[0] != FULL:
         notes += (f"merged onto {job.bases[0]}: how that was quantised is not computed again",)

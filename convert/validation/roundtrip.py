@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,11 @@ import numpy as np
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import LayoutError
 from gemma_convert.convert.jobs import DType, Job, convert
-from gemma_convert.convert.layouts import HF, LAYOUTS, Layout
+from gemma_convert.convert.layouts import HF, LAYOUTS, Layout, Spelling
 from gemma_convert.convert.plan import reached
 from gemma_convert.convert.registry import recognise
 from gemma_convert.convert.tensor import Tensor, ancestry, cast
+from gemma_convert.convert.validation.alignment import renamed
 from gemma_convert.convert.validation.difference import Difference, compare, paired_blocks
 from gemma_convert.convert.validation.result import Finding, Result
 from gemma_convert.surgery.adapters.qwix import split_factors
@@ -83,7 +84,8 @@ def validate_roundtrip(
         GemmaConvertError: If config and tensors do not fit together.
     """
     weights, pairs = split_factors(source)
-    own = recognise(weights)[1].layout
+    weights, spelling = recognise(weights)
+    own = spelling.layout
     notes: tuple[str, ...] = (f"{len(pairs)} LoRA pairs are left out",) if pairs else ()
     quantised = [name for name, tensor in weights.items() if is_quantised(tensor)]
     if quantised:
@@ -108,10 +110,14 @@ def validate_roundtrip(
             continue
         done.append(layout.name)
         back = _back(there, weights, own, base, model)
+        came = _came_back(back, spelling)
         notes += tuple(n for job in (there, back) for n in job.plan.target.notes)
-        made = _trips(weights, there, back, layout, progress)
+        made = _trips(weights, came, reached(there.plan.target), layout, progress)
         trips += made
         gone = {trip.name for trip in made}
+        dropped = {**there.plan.dropped, **back.plan.dropped}
+        lost = [n for n in weights if n not in came and n not in dropped]
+        trips += [Trip(name, layout.name, "", "not there", None, ()) for name in lost]
         left = [n for n in there.plan.dropped if n in weights and n not in gone]
         if left:
             reason = there.plan.dropped[left[0]]
@@ -137,19 +143,35 @@ def _back(
     return convert(passed, own, base=source if own is HF else None, model=model)
 
 
+def _came_back(back: Job, own: Spelling) -> Mapping[str, Tensor]:
+    """What comes back, under the prefix that the source's names have."""
+    if own.layout is HF:
+        return back.plan.target
+    return renamed(back.plan.target, Spelling(own.layout, own.layout.default_prefix), own)
+
+
 def _trips(
-    source: Checkpoint, there: Job, back: Job, layout: Layout, progress: Progress
+    source: Checkpoint,
+    came: Mapping[str, Tensor],
+    there: set[int],
+    layout: Layout,
+    progress: Progress,
 ) -> list[Trip]:
-    """Every tensor that comes back; one that ``layout`` has no place for did not go there."""
+    """Every tensor that comes back; one that ``layout`` has no place for did not go there.
+
+    Args:
+        source: What went there.
+        came: What came back.
+        there: Identities of the tensors that went.
+        layout: The layout.
+        progress: Called with bytes as they come back.
+    """
     found = []
-    there_are = reached(there.plan.target)
-    for name, tensor in back.plan.target.items():
-        if name in source and any(id(step) in there_are for step in ancestry(tensor)):
+    for name, tensor in came.items():
+        if name in source and any(id(step) in there for step in ancestry(tensor)):
             found.append(_trip(name, source[name], tensor, layout))
             progress(tensor.nbytes)
-    dropped = {**there.plan.dropped, **back.plan.dropped}
-    lost = [name for name in source if name not in back.plan.target and name not in dropped]
-    return found + [Trip(name, layout.name, "", "not there", None, ()) for name in lost]
+    return found
 
 
 def _trip(name: str, before: Tensor, back: Tensor, layout: Layout) -> Trip:

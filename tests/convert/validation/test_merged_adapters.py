@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -248,6 +250,29 @@ def test_into_every_layout(layout: str, config: dict[str, Any]) -> None:
     assert name in result.data["tensors"]
     wrong = check({**made, name: np.ascontiguousarray(made[name][..., ::-1])})
     assert [finding.where for finding in wrong.findings] == [name]
+
+
+@pytest.mark.parametrize("layout", ["tunix", "deepmind", "maxtext"])
+def test_an_orbax_output_on_the_disk(
+    layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names as its tree has them, and the ledger at its root."""
+    write_base(tmp_path / "base", GEMMA3, base_arrays(GEMMA3, "model."))
+    write_run(tmp_path / "run", factor_arrays(GEMMA3))
+    given = ["--adapter", tmp_path / "run", "--alpha", 5]
+    words = ["convert", tmp_path / "base", "--to", layout, "--out", tmp_path / "out", *given]
+    assert run_cli(*words, "--quiet") == 0
+    capsys.readouterr()
+    check = ["validate", "merged", tmp_path / "out", "--base", tmp_path / "base", *given, "--json"]
+    assert run_cli(*check) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert len(told["tensors"]) > 6
+    assert told["notes"] == []  # the ledger was found
+    assert run_cli(*check[:-2], 4, "--json") == 1
+    told = json.loads(capsys.readouterr().out)
+    assert [f["where"] for f in told["findings"] if f["where"] == "conversion.json"]
+    # 5 / 4, but for the rounding to bfloat16
+    assert re.search(r"what was added is 1\.2[45]\d? times", told["findings"][0]["what"])
 
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {

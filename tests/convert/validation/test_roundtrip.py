@@ -19,8 +19,10 @@ from gemma_convert.convert.validation.roundtrip import validate_roundtrip
 from tests.checkpoints import (
     BF16,
     CONFIGS,
+    F32,
     GEMMA3,
     USUAL_PREFIX,
+    arrays,
     base_arrays,
     factor_arrays,
     memory,
@@ -29,6 +31,14 @@ from tests.checkpoints import (
     write_base,
 )
 from tests.planted_faults import CONFIG
+
+TREES = [
+    ("deepmind", "transformer/", "transformer/"),
+    ("deepmind", "transformer/", ""),
+    ("maxtext", "params/params/", "params/params/"),
+    ("maxtext", "params/params/", "base/"),
+]
+"""Layout, and the prefix that is written here, and the one that a tree may have."""
 
 OTHERS = [name for name in LAYOUTS if name != "hf"]
 
@@ -58,6 +68,18 @@ def test_experts_and_a_source_in_another_layout() -> None:
     result = validate_roundtrip(source, ["hf", "deepmind"], base=config)
     assert result.passed, result.findings
     assert len(result.data["tensors"]) == 2 * len(source)
+
+
+@pytest.mark.parametrize(("layout", "old", "new"), TREES)
+def test_names_as_a_tree_on_the_disk_has_them(layout: str, old: str, new: str) -> None:
+    """Separators of keys, and other prefixes than the ones written here."""
+    source = memory(base_arrays(GEMMA3, "model."), config=GEMMA3)
+    made = arrays(convert(source, LAYOUTS[layout], computed_dtype=F32).plan.target)
+    tree = {(new + name.removeprefix(old)).replace("/", "."): a for name, a in made.items()}
+    config = memory({}, config=GEMMA3, source="base")
+    result = validate_roundtrip(memory(tree), ["hf"], base=config)
+    assert result.passed, result.findings
+    assert len(result.data["tensors"]) == len(tree)
 
 
 def test_factors_are_left_out() -> None:

@@ -24,6 +24,10 @@ names with their sha256 where it knows it."""
 _NEUTRAL = frozenset({"--quiet", "--json", "--debug", "--force", "--allow-unchanged"})
 """Options that no byte of an output depends on."""
 
+Check = Callable[[Path, Path], None]
+"""Judges what lies in the first directory, before it takes the second's name: raises if it must
+not, and may move it elsewhere or put files beside what is there."""
+
 
 def run(
     job: Job,
@@ -36,6 +40,7 @@ def run(
     allow_unchanged: bool = False,
     settings: Mapping[str, Any] | None = None,
     tell: Callable[[str], None] = lambda note: None,
+    check: Check | None = None,
 ) -> dict[str, Any]:
     """Write ``job`` to ``out`` and return the ledger, which is also written there.
 
@@ -50,10 +55,11 @@ def run(
         allow_unchanged: Whether LoRA pairs may vanish in the rounding to the stored dtype.
         settings: What else the bytes of the output depend on, as JSON.
         tell: Told what a user should know about an interrupted run that was found.
+        check: Judges the whole output before it takes its name.
 
     Raises:
-        OutputError: If ``out`` must not be written, another run is writing it, or what was
-            written reads back wrong.
+        OutputError: If ``out`` must not be written, another run is writing it, what was written
+            reads back wrong, or ``check`` refuses it.
         AdapterError: If LoRA pairs changed nothing.
     """
     start = time.monotonic()
@@ -75,10 +81,18 @@ def run(
         ledger = make_ledger(job, command, time.monotonic() - start)
         for adapter in ledger.get("adapters", ()) if not allow_unchanged else ():
             _require_changes(adapter)
-        ledger["output"] = {"path": str(out), "files": file_digests(directory, digests)}
-        text = json.dumps(ledger, indent=2, allow_nan=False) + "\n"
-        (directory / LEDGER_NAME).write_text(text, encoding="utf-8")
+        _keep(ledger, directory, out, digests)
+        if check is not None:
+            check(directory, out)
+            _keep(ledger, directory, out, digests)  # with what the check put beside it
     return ledger
+
+
+def _keep(ledger: dict[str, Any], directory: Path, out: Path, digests: Mapping[str, str]) -> None:
+    """Write the ledger of ``out`` beside the files that it lists."""
+    ledger["output"] = {"path": str(out), "files": file_digests(directory, digests)}
+    text = json.dumps(ledger, indent=2, allow_nan=False) + "\n"
+    (directory / LEDGER_NAME).write_text(text, encoding="utf-8")
 
 
 def identify(job: Job, command: Iterable[str], settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ others. Deltas are summed in float32 and the sum is rounded once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
@@ -123,7 +123,7 @@ class Dora(Tensor):
         inputs: The axis of the inputs, 0 or 1.
     """
 
-    def __init__(self, weight: Tensor, delta: LowRank, magnitude: Tensor, inputs: int) -> None:
+    def __init__(self, weight: Tensor, delta: Tensor, magnitude: Tensor, inputs: int) -> None:
         self.weight = weight
         self.delta = delta
         self.magnitude = magnitude
@@ -178,6 +178,25 @@ class Weighted(Tensor):
     def read(self, box: Box) -> Array:
         weighted: Array = self.weight * self.delta.read(box)
         return weighted
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """What computes deltas; validation has another one than the merge.
+
+    Attributes:
+        product: As `LowRank`.
+        dora: As `Dora`; its second argument is what ``product`` made.
+        weighted: As `Weighted`; its first argument is what ``dora`` made.
+    """
+
+    product: Callable[[Parameter, Layout, Pair, float], Tensor] = LowRank
+    dora: Callable[[Tensor, Tensor, Tensor, int], Tensor] = Dora
+    weighted: Callable[[Tensor, float], Tensor] = Weighted
+
+
+FLOAT32 = Arithmetic()
+"""The merge's own."""
 
 
 def _by_axes(tensor: Tensor, pattern: Pattern, axes: tuple[str, ...], sizes: Sizes) -> Tensor:

@@ -23,22 +23,27 @@ from gemma_convert.convert.tensor import Tensor, Zeros
 from gemma_convert.surgery.adapters.adapter import Adapter
 from gemma_convert.surgery.adapters.peft_keys import weight_name
 from gemma_convert.surgery.adapters.place import Placed, no_module, place
-from gemma_convert.surgery.delta import Dora, LowRank, Merged, Weighted
+from gemma_convert.surgery.delta import FLOAT32, Arithmetic, Merged
 
 _MATRIX = row("matrix", inputs="i", hf=("matrix", "o i"))
 """A weight outside the text model: a head or a tower's projection, (out, in)."""
 
 
 def deltas(
-    adapter: Adapter, model: Model, target: Spelling, weights: Checkpoint | None = None
+    adapter: Adapter,
+    model: Model,
+    target: Spelling,
+    weights: Checkpoint | None = None,
+    arithmetic: Arithmetic = FLOAT32,
 ) -> dict[str, Tensor]:
-    """What ``adapter`` adds to the text model, as lazy float32 tensors by the names of ``target``.
+    """What ``adapter`` adds to the text model, as lazy tensors by the names of ``target``.
 
     Args:
         adapter: The adapter; pairs of weights outside the text model are left aside.
         model: The base's dimensions.
         target: How to spell and lay out the deltas.
         weights: The base in ``target``'s spelling, for DoRA.
+        arithmetic: How to compute them.
 
     Raises:
         AdapterError: If a pair has another shape than its parameter, or there is no such layer.
@@ -46,7 +51,7 @@ def deltas(
     placed = place(adapter, model)
     originals = _originals(placed, model, weights, target, adapter.spelling)
     found = {
-        name: _delta(adapter, pair, adapter.spelling.layout, originals.get(name))
+        name: _delta(adapter, pair, adapter.spelling.layout, originals.get(name), arithmetic)
         for name, pair in placed.items()
     }
     if not found:
@@ -55,6 +60,29 @@ def deltas(
         found |= _nothing(parameter, found, adapter.spelling, target)
     spelled = Checkpoint(found, source=adapter.source)
     return dict(relayout(spelled, model, adapter.spelling, target, partial=True, deltas=True))
+
+
+def all_deltas(
+    adapter: Adapter,
+    model: Model,
+    weights: Checkpoint,
+    spelling: Spelling,
+    arithmetic: Arithmetic = FLOAT32,
+) -> dict[str, Tensor]:
+    """What ``adapter`` adds to ``weights``, to its text model and to others, by their names there.
+
+    Args:
+        adapter: The adapter.
+        model: The base's dimensions.
+        weights: The base; see `merge`.
+        spelling: How its text model is spelled.
+        arithmetic: How to compute the deltas.
+
+    Raises:
+        AdapterError: If a pair does not fit the base.
+    """
+    text = deltas(adapter, model, spelling, weights, arithmetic)
+    return text | _outside(adapter, model, weights, spelling, arithmetic)
 
 
 def merge(
@@ -79,9 +107,7 @@ def merge(
     """
     found: dict[str, list[Tensor]] = {}
     for adapter in adapters:
-        added = deltas(adapter, model, spelling, weights)
-        added |= _outside(adapter, model, weights, spelling)
-        for name, delta in added.items():
+        for name, delta in all_deltas(adapter, model, weights, spelling).items():
             found.setdefault(name, []).append(delta)
     absent = [name for name in found if name not in weights]
     if absent:
@@ -97,17 +123,23 @@ def merge(
     return weights.replace(tensors={**weights.tensors, **merged})
 
 
-def _delta(adapter: Adapter, placed: Placed, layout: Layout, weight: Tensor | None) -> Tensor:
+def _delta(
+    adapter: Adapter,
+    placed: Placed,
+    layout: Layout,
+    weight: Tensor | None,
+    arithmetic: Arithmetic,
+) -> Tensor:
     """What one pair adds, in the adapter's own layout."""
     magnitude = placed.pair.magnitude
     if magnitude is None or weight is None:
         scale = placed.scale * adapter.weight
-        return LowRank(placed.parameter, layout, placed.pair, scale)
-    product = LowRank(placed.parameter, layout, placed.pair, placed.scale)
+        return arithmetic.product(placed.parameter, layout, placed.pair, scale)
+    product = arithmetic.product(placed.parameter, layout, placed.pair, placed.scale)
     groups = placed.parameter.row.cell(layout).pattern.groups
     inputs = 0 if set(groups[0]) <= set(placed.parameter.row.inputs) else 1
-    delta = Dora(weight, product, magnitude, inputs)
-    return delta if adapter.weight == 1 else Weighted(delta, adapter.weight)
+    delta = arithmetic.dora(weight, product, magnitude, inputs)
+    return delta if adapter.weight == 1 else arithmetic.weighted(delta, adapter.weight)
 
 
 def _originals(
@@ -134,7 +166,11 @@ def _originals(
 
 
 def _outside(
-    adapter: Adapter, model: Model, weights: Checkpoint, spelling: Spelling
+    adapter: Adapter,
+    model: Model,
+    weights: Checkpoint,
+    spelling: Spelling,
+    arithmetic: Arithmetic,
 ) -> dict[str, Tensor]:
     """What ``adapter`` adds to weights outside the text model, by their names in ``weights``."""
     text = place(adapter, model)
@@ -147,11 +183,14 @@ def _outside(
         what = f"the base ({model.family.name}, {len(model.layers)} layers)"
         raise no_module(adapter, left, what)
     return {
-        known[name]: _matrix_delta(adapter, name, weights[known[name]], model) for name in names
+        known[name]: _matrix_delta(adapter, name, weights[known[name]].wide, model, arithmetic)
+        for name in names
     }
 
 
-def _matrix_delta(adapter: Adapter, name: str, weight: Tensor, model: Model) -> Tensor:
+def _matrix_delta(
+    adapter: Adapter, name: str, weight: Tensor, model: Model, arithmetic: Arithmetic
+) -> Tensor:
     pair, (outputs, inputs) = adapter.pairs[name], weight.shape
     parameter = Parameter(_MATRIX, None, model.common, {"o": outputs, "i": inputs})
     for side, factor, shape in (
@@ -165,7 +204,7 @@ def _matrix_delta(adapter: Adapter, name: str, weight: Tensor, model: Model) -> 
                 "give the base that the adapter was trained on",
             )
     placed = Placed(name, pair, parameter, {}, adapter.scale(name))
-    return _delta(adapter, placed, HF, weight)
+    return _delta(adapter, placed, HF, weight, arithmetic)
 
 
 def _nothing(
@@ -178,5 +217,6 @@ def _nothing(
     names = [source.prefix + short for short, _ in parameter.parts(source.layout)]
     if len(names) == len(parameter.parts(target.layout)) or not set(names) & set(found):
         return {}
+    dtype = next(found[name].dtype for name in names if name in found)
     shape = parameter.shape(source.layout)
-    return {n: Zeros(shape, np.dtype(np.float32)) for n in names if n not in found}
+    return {n: Zeros(shape, dtype) for n in names if n not in found}

@@ -48,6 +48,9 @@ def cli(*words: object) -> str:
         cli("push", "--help"),
         cli("surgery", "extract-lora", "--help"),
         "import gemma_convert.surgery.extract_lora, gemma_convert.surgery.combine_lora",
+        "import gemma_convert.convert.validation.gate, gemma_convert.convert.commands.validate",
+        cli("diff", "--help"),
+        cli("validate", "logits", "--help"),
         cli("inspect", SAMPLES / "lora_only"),
         cli("inspect", SAMPLES / "full_base", "--json", "--tensors"),
     ],
@@ -62,6 +65,10 @@ def test_safetensors_are_inspected_and_merged_without_anything_heavy(tmp_path: P
     merge = ["orbax-to-hf", run, "--base", base, "--out", tmp_path / "out", "--alpha", 4]
     assert imported(f"{cli('inspect', base)}\n{cli(*merge)}") == []
     assert (tmp_path / "out" / "model.safetensors").is_file()
+    proof = ["--base", base, "--adapter", run, "--alpha", 4, "--report", tmp_path / "r.html"]
+    checks = [cli("validate", "merged", tmp_path / "out", *proof)]
+    checks += [cli("validate", "roundtrip", base), cli("diff", base, tmp_path / "out")]
+    assert imported("\n".join(checks)) == []
 
 
 def test_this_test_can_fail(tmp_path: Path) -> None:

@@ -36,10 +36,15 @@ def hf_config(case: str) -> Any:
 
 def hf_model(case: str, seed: int = 0) -> Any:
     """The tiny model of transformers in float32, every parameter and layer scalar random."""
+    return hf_random(hf_config(case), seed)
+
+
+def hf_random(config: Any, seed: int = 0) -> Any:
+    """The model of ``config``, every parameter and layer scalar random."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_config(hf_config(case), **EAGER).eval()
+    model = AutoModelForCausalLM.from_config(config, **EAGER).eval()
     random = np.random.default_rng(seed)
     with torch.no_grad():
         for name, weight in hf_weights(model):

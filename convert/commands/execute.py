@@ -22,7 +22,7 @@ from gemma_convert.convert.commands.to_bucket import (
 )
 from gemma_convert.convert.job import Job
 from gemma_convert.convert.layouts import HF
-from gemma_convert.convert.run import check_run, run
+from gemma_convert.convert.run import Check, check_run, run
 from gemma_convert.convert.writers.journal import Journal
 
 _Advance = Callable[[int], None]
@@ -36,6 +36,7 @@ def execute(
     inputs: Sequence[Path],
     writer: Writer | None = None,
     push: PushOptions | None = None,
+    check: Check | None = None,
 ) -> None:
     """Carry out ``job``, or with ``--dry-run`` show what it would do.
 
@@ -45,6 +46,7 @@ def execute(
         inputs: The paths of the inputs as the user gave them; the output must lie outside.
         writer: How to write and verify it; by default as a model of the job's layout.
         push: Where to push the output, if anywhere.
+        check: Judges the output before it takes its name.
 
     Raises:
         OutputError: If the output must not be written or what was written reads back wrong.
@@ -88,6 +90,7 @@ def execute(
             allow_unchanged=options.allow_unchanged,
             settings={"max_shard_size": options.max_shard_size},
             tell=tell,
+            check=check,
         )
 
     if url is not None:

@@ -19,8 +19,7 @@ from gemma_convert.convert.ledger import LEDGER_NAME
 from gemma_convert.convert.readers import open_checkpoint
 from gemma_convert.convert.readers.jsonfile import parse_object, read_bytes, read_object
 from gemma_convert.convert.registry import explain
-
-VALIDATION_NAME = "validation.json"
+from gemma_convert.convert.validation.result import VALIDATION_NAME
 
 _CONFIGS = ("config.json", "generation_config.json", "tokenizer_config.json", "adapter_config.json")
 _LAST = (".index.json", "config.json", LEDGER_NAME, CARD_NAME)

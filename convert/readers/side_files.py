@@ -20,8 +20,8 @@ WEIGHT_SUFFIXES = (
 )
 """Endings of files that hold weights or optimizer state."""
 
-REWRITTEN = frozenset({"config.json", "adapter_config.json", "conversion.json"})
-"""Files that the writers make anew from what was read."""
+REWRITTEN = frozenset({"config.json", "adapter_config.json", "conversion.json", "validation.json"})
+"""Files that the writers and checks make anew from what was read."""
 
 BASE_CARD = frozenset({"README.md", ".gitattributes"})
 """What belongs to the base's own repository page, not to a model made from it."""

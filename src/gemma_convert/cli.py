@@ -24,6 +24,8 @@ COMMANDS = {
     "surgery": "gemma_convert.surgery.commands.group",
     "push": "gemma_convert.convert.commands.push",
     "inspect": "gemma_convert.convert.commands.inspect",
+    "diff": "gemma_convert.convert.commands.diff",
+    "validate": "gemma_convert.convert.commands.validate",
     "layouts": "gemma_convert.convert.commands.layouts",
     "demo": "gemma_convert.convert.commands.demo",
 }

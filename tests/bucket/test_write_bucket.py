@@ -12,6 +12,7 @@ from gemma_convert.convert.bucket.objects import BucketPath, Objects
 from gemma_convert.convert.commands.to_bucket import STAGING_VARIABLE, staging_directory
 from gemma_convert.convert.errors import RemoteError
 from gemma_convert.convert.readers import open_base, open_checkpoint
+from gemma_convert.surgery.delta import LowRank
 from tests.checkpoints import (
     ALPHA,
     GEMMA3,
@@ -68,6 +69,27 @@ def test_bucket_to_bucket(bucket: Bucket, merge: Merge, staging: Path, tmp_path:
     assert list(staging.iterdir()) == []
     opened = arrays(open_base(Path(bucket.url("merged/one"))))
     assert_same_bits(opened, arrays(open_base(tmp_path / "out")))
+
+
+def test_what_fails_its_validation_does_not_get_there(
+    bucket: Bucket,
+    merge: Merge,
+    staging: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [*merge, "--quiet", "--validate", "roundtrip,merged", "--out"]
+    assert run_cli(*words, bucket.url("right")) == 0
+    verdicts = json.loads(bucket.files("right")["validation.json"])
+    assert [verdict["passed"] for verdict in verdicts] == [True, True]
+    assert list(staging.iterdir()) == []
+    read = LowRank.read
+    monkeypatch.setattr(LowRank, "read", lambda tensor, box: 2 * read(tensor, box))
+    assert run_cli(*words, bucket.url("wrong")) == 1
+    assert bucket.names("wrong") == []
+    (left,) = staging.iterdir()
+    assert left.name.endswith(".rejected")
+    assert str(left / "report.html") in capsys.readouterr().err
 
 
 def test_orbax_into_a_bucket(bucket: Bucket, staging: Path, tmp_path: Path) -> None:

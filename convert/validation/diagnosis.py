@@ -1,0 +1,98 @@
+"""What a difference looks like: tensors exchanged, rows moved, an offset, a factor, a constant.
+
+Each guess is checked against the values before it is said: a sentence here is a fact about the
+two checkpoints, only its cause is left to the reader.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from gemma_convert.convert.tensor import Array, Tensor, blocks
+from gemma_convert.convert.validation.difference import Difference
+
+_EXACT = 1e-12
+"""Relative error of sums in float64 over values that are equal but for a factor."""
+
+
+def digest(tensor: Tensor) -> str:
+    """sha256 of the tensor's bytes in memory order, whatever its shape."""
+    found = hashlib.sha256()
+    for box in blocks(tensor):
+        found.update(np.ascontiguousarray(tensor.read(box)).reshape(-1).view(np.uint8).data)
+    return found.hexdigest()
+
+
+def exchanged(
+    a: Mapping[str, Tensor], b: Mapping[str, Tensor], differing: Iterable[str]
+) -> dict[str, str]:
+    """For tensors of ``b`` that hold the bytes of another tensor of ``a``, whose they are."""
+    names = list(differing)
+    owners: dict[str, list[str]] = {}
+    for name in names:
+        owners.setdefault(digest(a[name]), []).append(name)
+    found: dict[str, str] = {}
+    for name in names:
+        others = [o for o in owners.get(digest(b[name]), []) if o != name]
+        if others:
+            found[name] = f"holds what the first has as {others[0]}"
+    return found
+
+
+def values(difference: Difference) -> str:
+    """What the sums say about the values: a constant, an offset or a factor; empty if nothing."""
+    low, high = difference.b_range
+    if low == high and difference.size > 0:
+        return f"every value is {low:g}"
+    low, high = difference.d_range
+    if high - low <= abs(high) / 100 and low * high > 0:
+        return f"every value is off by {(low + high) / 2:+.3g}"
+    if not difference.a2 or not difference.b2 or difference.size < 2:
+        return ""
+    factor = difference.ab / difference.a2
+    # |b - factor a|^2, relative to |b|^2
+    rest = 1 - difference.ab**2 / (difference.a2 * difference.b2)
+    if rest <= _EXACT and abs(factor - 1) > 1e-6:
+        return f"every value is multiplied by {factor:.6g}"
+    return ""
+
+
+def moved_rows(a: Tensor, b: Tensor) -> str:
+    """Whether ``b`` holds rows of ``a`` at other places; empty if not.
+
+    A row is what the last axis holds; the axes before it are counted as one.
+    """
+    if len(a.shape) < 2 or a.shape != b.shape or a.dtype != b.dtype:
+        return ""
+    before, after = _row_hashes(a), _row_hashes(b)
+    origin = {row: i for i, row in enumerate(before)}
+    if len(origin) < len(before):  # rows that repeat say nothing
+        return ""
+    moved = [(i, origin[row]) for i, row in enumerate(after) if origin.get(row, i) != i]
+    changed = sum(x != y for x, y in zip(before, after, strict=True))
+    if not moved or 2 * len(moved) < changed:
+        return ""
+    to, of = moved[0]
+    shifts = {of - to for to, of in moved}
+    by = f", all by {shifts.pop():+d}" if len(shifts) == 1 else ""
+    return (
+        f"{len(moved)} of {len(before)} rows hold another row of the first{by}: "
+        f"row {_index(to, a.shape)} is the first's {_index(of, a.shape)}"
+    )
+
+
+def _row_hashes(tensor: Tensor) -> list[bytes]:
+    found: list[bytes] = []
+    for box in blocks(tensor):
+        rows: Array = np.ascontiguousarray(tensor.read(box))
+        # a block may end inside a row only where one row is larger than a block
+        rows = rows.reshape(-1, rows.shape[-1])
+        found += [hashlib.blake2b(row.tobytes(), digest_size=12).digest() for row in rows]
+    return found
+
+
+def _index(row: int, shape: tuple[int, ...]) -> str:
+    return str([int(i) for i in np.unravel_index(row, shape[:-1])])

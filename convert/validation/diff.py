@@ -1,0 +1,279 @@
+"""Two checkpoints, tensor by tensor: what only one has, shapes, dtypes, values, ranks."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import Any
+
+from gemma_convert.convert.checkpoint import Checkpoint
+from gemma_convert.convert.tensor import Tensor
+from gemma_convert.convert.validation.alignment import align
+from gemma_convert.convert.validation.diagnosis import exchanged, moved_rows, values
+from gemma_convert.convert.validation.difference import Difference, compare
+from gemma_convert.convert.validation.place import place
+from gemma_convert.convert.validation.rank import PROBES, Rank, difference_rank
+from gemma_convert.convert.validation.result import Finding, Result
+from gemma_convert.convert.vocabulary import FirstRows
+
+Progress = Callable[[int], None]
+
+SAME, DIFFERS, SHAPE, ONLY_A, ONLY_B = "same", "differs", "shape", "only in A", "only in B"
+
+_COLUMNS = (
+    "name",
+    "module",
+    "layer",
+    "status",
+    "shape_a",
+    "shape_b",
+    "dtype_a",
+    "dtype_b",
+    "same_bytes",
+    "unequal",
+    "size",
+    "max_abs",
+    "relative_frobenius",
+    "cosine",
+    "rank",
+    "looks_like",
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One name of either checkpoint.
+
+    Attributes:
+        name: In the common spelling.
+        status: ``same`` values, ``differs``, another ``shape``, ``only in A`` or ``only in B``.
+        a: The first's tensor.
+        b: The second's.
+        difference: Of the values; of the rows that both have, where the shapes differ.
+        rank: Of the difference, where it is a matrix and was asked for.
+        looks_like: What the difference looks like, in words.
+    """
+
+    name: str
+    status: str
+    a: Tensor | None
+    b: Tensor | None
+    difference: Difference | None = None
+    rank: Rank | None = None
+    looks_like: str = ""
+
+    def json(self) -> dict[str, Any]:
+        """The entry for machines; ``_COLUMNS`` are its keys."""
+        module, layer = place(self.name)
+        shown: dict[str, Any] = dict.fromkeys(_COLUMNS)
+        shown |= {"name": self.name, "module": module, "layer": layer, "status": self.status}
+        for side, tensor in (("a", self.a), ("b", self.b)):
+            if tensor is not None:
+                shown[f"shape_{side}"] = list(tensor.shape)
+                shown[f"dtype_{side}"] = str(tensor.dtype)
+        if self.difference is not None:
+            shown |= self.difference.json()
+        if self.rank is not None:
+            shown |= {"rank": self.rank.rank, "spectrum": self.rank.json()}
+        shown["looks_like"] = self.looks_like
+        return shown
+
+
+def diff(
+    a: Checkpoint,
+    b: Checkpoint,
+    *,
+    model: str | None = None,
+    probes: int = PROBES,
+    progress: Progress = lambda nbytes: None,
+) -> Result:
+    """Compare two checkpoints in whatever layouts.
+
+    Args:
+        a: The first, such as a base.
+        b: The second, such as a tuned model.
+        model: Name of a public model, where the layouts differ and neither has a config.json.
+        probes: Singular values to look for in each difference of two matrices; 0 for none.
+        progress: Called with bytes of ``a`` as they are compared.
+
+    Returns:
+        Every name, what differs most first; a finding for each that is not the same.
+    """
+    aligned = align(a, b, model)
+    entries = []
+    for name in dict.fromkeys([*aligned.a, *aligned.b]):
+        entries.append(_entry(name, aligned.a.get(name), aligned.b.get(name)))
+        progress(aligned.a[name].nbytes if name in aligned.a else 0)
+    entries = _explained(entries, probes)
+    entries.sort(key=_most_different_first)
+    different = [entry for entry in entries if entry.status != SAME]
+    return Result(
+        check="diff",
+        title=f"{a.source} against {b.source}",
+        findings=tuple(Finding(entry.name, describe(entry)) for entry in different),
+        summary=_summary(entries, aligned.spelling),
+        data={
+            "a": a.source,
+            "b": b.source,
+            "fingerprints": {"A": dict(a.fingerprint), "B": dict(b.fingerprint)},
+            "spelling": aligned.spelling,
+            "config": config_differences(a.config, b.config),
+            "modules": aggregated(entries, lambda entry: place(entry.name)[0]),
+            "layers": aggregated(entries, lambda entry: place(entry.name)[1]),
+            "tensors": [entry.json() for entry in entries],
+        },
+        notes=aligned.notes,
+    )
+
+
+def _entry(name: str, a: Tensor | None, b: Tensor | None) -> Entry:
+    if a is None or b is None:
+        return Entry(name, ONLY_B if a is None else ONLY_A, a, b)
+    if a.shape != b.shape:
+        return Entry(name, SHAPE, a, b, _of_common_rows(a, b))
+    difference = compare(a, b)
+    same = difference.unequal == 0 and a.dtype == b.dtype
+    return Entry(name, SAME if same else DIFFERS, a, b, difference)
+
+
+def _of_common_rows(a: Tensor, b: Tensor) -> Difference | None:
+    """The difference of the rows that both have, where only the number of rows differs."""
+    if len(a.shape) != len(b.shape) or not a.shape or a.shape[1:] != b.shape[1:]:
+        return None
+    rows = min(a.shape[0], b.shape[0])
+    return compare(FirstRows(a, rows), FirstRows(b, rows))
+
+
+def _explained(entries: Sequence[Entry], probes: int) -> list[Entry]:
+    """The entries, those that differ with what their difference looks like."""
+    differing = {e.name: e for e in entries if e.difference is not None and e.difference.unequal}
+    first = {n: e.a for n, e in differing.items() if e.a is not None and e.status == DIFFERS}
+    second = {n: e.b for n, e in differing.items() if e.b is not None and e.status == DIFFERS}
+    owners = exchanged(first, second, first)
+    done = []
+    for entry in entries:
+        if entry.name in first:
+            a, b = first[entry.name], second[entry.name]
+            entry = replace(entry, looks_like=owners.get(entry.name) or _looks_like(entry, a, b))
+            if probes and not entry.looks_like and len(a.shape) == 2:
+                rank = difference_rank(a, b, probes)
+                entry = replace(entry, rank=rank, looks_like=_rank_text(rank))
+        done.append(entry)
+    return done
+
+
+def _looks_like(entry: Entry, a: Tensor, b: Tensor) -> str:
+    assert entry.difference is not None
+    return values(entry.difference) or moved_rows(a, b)
+
+
+def _rank_text(rank: Rank | None) -> str:
+    if rank is None:
+        return ""
+    if rank.is_low_rank and rank.rank == 0:
+        return "no more than rounding"
+    if rank.is_low_rank:
+        return f"like a LoRA of rank {rank.rank}"
+    return (
+        "of full rank" if rank.rank is None else f"rank {rank.rank}, but the rest is not rounding"
+    )
+
+
+def describe(entry: Entry) -> str:
+    """An entry that is not the same, in words."""
+    if entry.difference is None:
+        shapes = [list(t.shape) for t in (entry.a, entry.b) if t is not None]
+        return f"{entry.status} {' and '.join(map(str, shapes))}"
+    assert entry.a is not None
+    assert entry.b is not None
+    parts = []
+    if entry.status == SHAPE:
+        parts.append(f"shape {list(entry.a.shape)} and {list(entry.b.shape)}; of the common rows")
+    if entry.a.dtype != entry.b.dtype:
+        parts.append(f"{entry.a.dtype} and {entry.b.dtype}")
+    found = entry.difference
+    parts.append(f"{found.unequal} of {found.size} values differ")
+    if found.unequal:
+        relative = "" if found.relative is None else f", relative {found.relative:.3g}"
+        parts.append(f"by up to {found.max_abs:.4g}{relative}")
+    if found.not_finite:
+        parts.append(f"{found.not_finite} of them NaN or infinite")
+    return ", ".join(parts) + (f" ({entry.looks_like})" if entry.looks_like else "")
+
+
+def _most_different_first(entry: Entry) -> tuple[int, float]:
+    order = (ONLY_A, ONLY_B, SHAPE, DIFFERS, SAME).index(entry.status)
+    relative = entry.difference.relative if entry.difference else None
+    return max(order, 2), -(float("inf") if relative is None else relative)
+
+
+def aggregated(entries: Sequence[Entry], key: Callable[[Entry], Any]) -> list[dict[str, Any]]:
+    """The differences added up over groups of tensors: by module or by layer."""
+    groups: dict[Any, list[Difference]] = {}
+    for entry in entries:
+        if entry.difference is not None:
+            groups.setdefault(key(entry), []).append(entry.difference)
+    listed = []
+    for group, found in groups.items():
+        total = sum(found, Difference())
+        listed.append({"group": group, "tensors": len(found), **total.json()})
+    return sorted(listed, key=lambda row: (row["group"] is None, row["group"]))
+
+
+def config_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Keys of config.json, dotted, whose values differ; nothing where one has no config."""
+    if not a or not b:
+        return {}
+    one, other = _flat(a), _flat(b)
+    return {
+        key: [one.get(key), other.get(key)]
+        for key in sorted({*one, *other})
+        if one.get(key) != other.get(key) and key.rpartition(".")[2] not in _UNTOLD
+    }
+
+
+# Keys that say who wrote the file, not what the model is.
+_UNTOLD = ("transformers_version", "_name_or_path", "dtype", "torch_dtype", "use_cache")
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = value
+    return found
+
+
+def _summary(entries: Sequence[Entry], spelling: str) -> tuple[tuple[str, str], ...]:
+    count = {s: sum(e.status == s for e in entries) for s in (SAME, DIFFERS, SHAPE, ONLY_A, ONLY_B)}
+    told = ", ".join(f"{n} {status}" for status, n in count.items() if n)
+    total = sum((e.difference for e in entries if e.difference is not None), Difference())
+    rows = [("names", spelling), ("tensors", told)]
+    if total.unequal:
+        share = total.unequal / total.size
+        rows.append(("values", f"{total.unequal} of {total.size} differ ({share:.2%})"))
+        rows.append(("largest", f"{total.max_abs:.4g}"))
+        rows.append(("relative", f"{sqrt(total.d2 / total.a2):.3g}" if total.a2 else "-"))
+    low = [e.rank for e in entries if e.rank is not None and e.rank.is_low_rank and e.rank.rank]
+    sought = [e for e in entries if e.rank is not None]
+    if sought:
+        ranks = sorted({rank.rank for rank in low if rank.rank is not None})
+        what = f"rank {', '.join(map(str, ranks))}" if ranks else "none"
+        rows.append(("LoRA", f"{len(low)} of {len(sought)} changed matrices look like one: {what}"))
+    return tuple(rows)
+
+
+def as_csv(result: Result) -> str:
+    """The tensors of a diff as CSV."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, _COLUMNS, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for row in result.data["tensors"]:
+        shapes = {k: "x".join(map(str, row[k] or ())) for k in ("shape_a", "shape_b")}
+        writer.writerow({**row, **shapes})
+    return out.getvalue()

@@ -1,0 +1,149 @@
+"""How two tensors of one shape differ, block by block, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gemma_convert.convert.tensor import Array, Box, Tensor, blocks
+
+BLOCK_BYTES = 4 << 20
+"""Blocks are widened to float64, which takes up to eight times their bytes."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Sums over the values of two tensors a and b, and over d = b - a.
+
+    Values that are not finite on both sides and not the same bits are counted apart.
+
+    Attributes:
+        size: Number of values.
+        same_bytes: Whether dtype and every bit are the same.
+        unequal: Number of values that differ.
+        not_finite: Number of those of which one is NaN or infinite.
+        max_abs: Largest ``|d|``.
+        d2: Sum of d squared.
+        a2: Sum of a squared.
+        b2: Sum of b squared.
+        ab: Sum of a times b.
+        d_range: Least and greatest d.
+        b_range: Least and greatest b.
+    """
+
+    size: int = 0
+    same_bytes: bool = True
+    unequal: int = 0
+    not_finite: int = 0
+    max_abs: float = 0.0
+    d2: float = 0.0
+    a2: float = 0.0
+    b2: float = 0.0
+    ab: float = 0.0
+    d_range: tuple[float, float] = (np.inf, -np.inf)
+    b_range: tuple[float, float] = (np.inf, -np.inf)
+
+    @property
+    def relative(self) -> float | None:
+        """Frobenius norm of d over that of a; None where a is all zero and b is not."""
+        if self.d2 == 0:
+            return 0.0
+        return float(np.sqrt(self.d2 / self.a2)) if self.a2 else None
+
+    @property
+    def cosine(self) -> float | None:
+        """Cosine between a and b as vectors; None where one of them is all zero."""
+        if not self.a2 or not self.b2:
+            return None
+        return min(1.0, float(self.ab / np.sqrt(self.a2) / np.sqrt(self.b2)))
+
+    def __add__(self, other: Difference) -> Difference:
+        return Difference(
+            size=self.size + other.size,
+            same_bytes=self.same_bytes and other.same_bytes,
+            unequal=self.unequal + other.unequal,
+            not_finite=self.not_finite + other.not_finite,
+            max_abs=max(self.max_abs, other.max_abs),
+            d2=self.d2 + other.d2,
+            a2=self.a2 + other.a2,
+            b2=self.b2 + other.b2,
+            ab=self.ab + other.ab,
+            d_range=_joined(self.d_range, other.d_range),
+            b_range=_joined(self.b_range, other.b_range),
+        )
+
+    def json(self) -> dict[str, Any]:
+        """The numbers that people compare by."""
+        return {
+            "same_bytes": self.same_bytes,
+            "unequal": self.unequal,
+            "size": self.size,
+            "max_abs": self.max_abs,
+            "relative_frobenius": self.relative,
+            "cosine": self.cosine,
+            "not_finite": self.not_finite,
+        }
+
+
+def compare(a: Tensor, b: Tensor) -> Difference:
+    """Compare two tensors of one shape, each read once; memory is bounded by blocks."""
+    return sum((_of_block(x, y) for x, y in paired_blocks(a, b)), Difference())
+
+
+def paired_blocks(a: Tensor, b: Tensor) -> Iterator[tuple[Array, Array]]:
+    """The blocks of two tensors of one shape, side by side."""
+    assert a.shape == b.shape
+    for box in _boxes(a):
+        yield a.read(box), b.read(box)
+
+
+def _boxes(tensor: Tensor) -> Iterator[Box]:
+    return blocks(tensor, BLOCK_BYTES)
+
+
+def _of_block(x: Array, y: Array) -> Difference:
+    same = x.dtype == y.dtype and x.tobytes() == y.tobytes()
+    a = _finite(x)
+    if same:
+        squares = float(np.vdot(a, a))
+        return Difference(
+            size=x.size,
+            a2=squares,
+            b2=squares,
+            ab=squares,
+            d_range=(0.0, 0.0),
+            b_range=(float(a.min()), float(a.max())),
+        )
+    b = _finite(y)
+    with np.errstate(invalid="ignore"):
+        equal = (x == y) | (np.isnan(x) & np.isnan(y))
+    strange = ~equal & ~(np.isfinite(x) & np.isfinite(y))
+    d = np.where(equal | strange, 0.0, b - a)
+    return Difference(
+        size=x.size,
+        same_bytes=False,
+        unequal=int(x.size - np.count_nonzero(equal)),
+        not_finite=int(np.count_nonzero(strange)),
+        max_abs=float(np.abs(d).max()),
+        d2=float(np.vdot(d, d)),
+        a2=float(np.vdot(a, a)),
+        b2=float(np.vdot(b, b)),
+        ab=float(np.vdot(a, b)),
+        d_range=(float(d.min()), float(d.max())),
+        b_range=(float(b.min()), float(b.max())),
+    )
+
+
+def _finite(values: Array) -> Array:
+    """In float64, what is not finite as zero."""
+    wide = values.astype(np.float64)
+    if not np.isfinite(wide).all():
+        wide[~np.isfinite(wide)] = 0.0
+    return wide
+
+
+def _joined(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
+    return min(one[0], other[0]), max(one[1], other[1])

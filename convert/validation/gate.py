@@ -1,0 +1,130 @@
+"""Checks that an output must pass before it takes its name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gemma_convert.convert.errors import OutputError
+from gemma_convert.convert.jobs import Job
+from gemma_convert.convert.readers import open_checkpoint
+from gemma_convert.convert.validation.engines.choose import Options
+from gemma_convert.convert.validation.merged import validate_merged
+from gemma_convert.convert.validation.report import write_report
+from gemma_convert.convert.validation.result import VALIDATION_NAME, Finding, Result
+from gemma_convert.convert.validation.roundtrip import validate_roundtrip
+from gemma_convert.convert.validation.setup_logits import Request, compare_logits
+
+CHECKS = ("roundtrip", "merged", "logits")
+REPORT_NAME = "report.html"
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What an output is checked against.
+
+    Attributes:
+        checks: Names out of `CHECKS`.
+        job: What made the output.
+        source: The checkpoint that was converted, as the user named it.
+        base: Its base, as the user named it.
+        alpha: LoRA alpha as given.
+        step: As given.
+        command: The command line, for the report.
+        tell: Called with a line for each check.
+    """
+
+    checks: tuple[str, ...]
+    job: Job
+    source: Path
+    base: Path
+    alpha: float | None
+    step: int | None
+    command: Sequence[str] = ()
+    tell: Tell = lambda text: None
+
+    def __call__(self, directory: Path, out: Path) -> None:
+        """Run the checks; an output that fails is moved beside ``out``, with a report.
+
+        The verdicts are kept in the output, where `VALIDATION_NAME` says.
+
+        Args:
+            directory: A Hugging Face directory, whole.
+            out: The name it is to take.
+
+        Raises:
+            OutputError: If a check fails or cannot be run.
+        """
+        results = []
+        for check in self.checks:
+            result = _renamed(self._run(check, directory), str(directory), str(out))
+            self.tell(f"{check}: {'passed' if result.passed else 'FAILED'}")
+            results.append(result)
+        verdicts = json.dumps([result.verdict() for result in results], indent=2, allow_nan=False)
+        (directory / VALIDATION_NAME).write_text(verdicts + "\n", encoding="utf-8")
+        findings = [finding for result in results for finding in result.findings]
+        if not findings:
+            return
+        rejected = _free_name(out)
+        directory.rename(rejected)
+        write_report(rejected / REPORT_NAME, results, self.command)
+        more = f" and {len(findings) - 1} more" if len(findings) > 1 else ""
+        raise OutputError(
+            f"{out} was not made, it failed its validation: {findings[0]}{more}",
+            f"what was written is {rejected}; look at {rejected / REPORT_NAME}",
+        )
+
+    def _run(self, check: str, directory: Path) -> Result:
+        run: Callable[[Path], Result] = getattr(self, f"_{check}")
+        try:
+            return run(directory)
+        except Exception as error:
+            # What was written may be right and have taken hours: it is kept, but not as OUT.
+            what = f"could not be run: {type(error).__name__}: {error}"
+            return Result(check, f"{check} of {directory}", (Finding(check, what),), ())
+
+    def _roundtrip(self, directory: Path) -> Result:
+        return validate_roundtrip(open_checkpoint(directory))
+
+    def _merged(self, directory: Path) -> Result:
+        return validate_merged(open_checkpoint(directory), self.job)
+
+    def _logits(self, directory: Path) -> Result:
+        options = Options(base=self.base, alpha=self.alpha, step=self.step)
+        request = Request(str(self.source), str(directory), options, Options())
+        return compare_logits(request, self.tell)
+
+
+def _renamed(result: Result, old: str, new: str) -> Result:
+    """``result`` with the name that the output is to take, wherever it names its directory."""
+
+    def renamed(value: Any) -> Any:
+        if isinstance(value, str):
+            return value.replace(old, new)
+        if isinstance(value, Mapping):
+            return {key: renamed(item) for key, item in value.items()}
+        return type(value)(map(renamed, value)) if isinstance(value, list | tuple) else value
+
+    return replace(
+        result,
+        title=renamed(result.title),
+        findings=tuple(Finding(renamed(f.where), renamed(f.what)) for f in result.findings),
+        summary=renamed(result.summary),
+        data=renamed(result.data),
+        notes=renamed(result.notes),
+    )
+
+
+def _free_name(out: Path) -> Path:
+    """``OUT.rejected``, or with a number if that is taken: nothing is overwritten."""
+    parent = out.parent.resolve()
+    number, candidate = 1, parent / f"{out.name}.rejected"
+    while candidate.exists() or candidate.is_symlink():
+        number += 1
+        candidate = parent / f"{out.name}.rejected-{number}"
+    return candidate

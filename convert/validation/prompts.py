@@ -1,0 +1,144 @@
+"""What the models are asked: built-in prompts or a file's, tokenised once, with exactly one BOS."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gemma_convert.convert.errors import InputError
+from gemma_convert.convert.validation.prompt_texts import CHAT, TEXTS, long_text
+
+WINDOW_MARGIN = 64
+"""Tokens by which the prompt beyond the sliding window exceeds it."""
+
+LONG = 2048
+"""Tokens of the longest built-in prompt."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as both models get it.
+
+    Attributes:
+        name: For the report.
+        ids: Token ids, the first of which is the BOS.
+    """
+
+    name: str
+    ids: tuple[int, ...]
+
+
+def check_bos(prompts: Sequence[Prompt], bos: int) -> None:
+    """Refuse ids that do not begin with exactly one BOS.
+
+    The same weights look broken when one side gets none or two.
+
+    Raises:
+        InputError: Naming the prompt.
+    """
+    for prompt in prompts:
+        count = prompt.ids.count(bos)
+        if not prompt.ids or prompt.ids[0] != bos or count != 1:
+            begins = f"it begins with {list(prompt.ids[:2])}"
+            raise InputError(
+                f"prompt {prompt.name!r}: expected exactly one BOS ({bos}), and that first; "
+                f"found {count}, {begins}",
+                "Gemma gives nonsense without it and worse results with two",
+            )
+
+
+def built_in(tokenizer: Any, bos: int, window: int | None) -> list[Prompt]:
+    """Short, code, many languages, chat, one beyond the sliding window, one past 2000 tokens.
+
+    Args:
+        tokenizer: Of transformers.
+        bos: Its BOS.
+        window: The model's sliding window; None if it has none.
+    """
+    prompts = [Prompt(name, encode(tokenizer, text, bos)) for name, text in TEXTS.items()]
+    if getattr(tokenizer, "chat_template", None):
+        prompts.append(Prompt("chat", _chat(tokenizer, CHAT)))
+    beyond = (window or 0) + WINDOW_MARGIN
+    lengths = {"window": beyond} if window and beyond < LONG else {}
+    for name, length in {**lengths, "long": max(LONG, beyond)}.items():
+        prompts.append(Prompt(name, encode(tokenizer, long_text(length), bos)[:length]))
+    return prompts
+
+
+def from_file(path: Path, tokenizer: Any | None, bos: int) -> list[Prompt]:
+    """Prompts of a JSON or JSON-lines file.
+
+    Each is an object with a ``name`` and one of ``text``, ``messages`` (a chat, for the template)
+    or ``ids`` (sent as they are).
+
+    Raises:
+        InputError: If the file is not of that form, or text is there but no tokenizer.
+    """
+    text = path.read_text(encoding="utf-8")
+    try:
+        try:
+            listed = json.loads(text)
+        except json.JSONDecodeError:
+            listed = [json.loads(line) for line in text.splitlines() if line.strip()]
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}: neither JSON nor JSON lines: {error}") from error
+    entries = listed if isinstance(listed, list) else [listed]
+    return [_entry(path, i, entry, tokenizer, bos) for i, entry in enumerate(entries)]
+
+
+def encode(tokenizer: Any, text: str, bos: int) -> tuple[int, ...]:
+    """Token ids of ``text`` behind one BOS, whether or not the tokenizer adds it."""
+    return (bos, *(int(i) for i in tokenizer(text, add_special_tokens=False).input_ids))
+
+
+def adds_bos(tokenizer: Any, bos: int) -> bool:
+    """Whether text sent as text gets exactly one BOS."""
+    ids = list(tokenizer("Water").input_ids)
+    return bool(ids[:1] == [bos] and ids.count(bos) == 1)
+
+
+def limited(
+    prompts: Sequence[Prompt], limits: Mapping[str, int | None]
+) -> tuple[list[Prompt], list[str]]:
+    """The prompts that every engine takes, and notes of those left out.
+
+    Args:
+        prompts: All.
+        limits: Engine's name to its longest prompt.
+    """
+    kept, notes = [], []
+    for prompt in prompts:
+        short = [n for n, limit in limits.items() if limit is not None and len(prompt.ids) > limit]
+        if short:
+            found = f"{len(prompt.ids)} tokens, {short[0]} takes {limits[short[0]]}"
+            notes.append(f"prompt {prompt.name!r} was left out: {found}")
+        else:
+            kept.append(prompt)
+    return kept, notes
+
+
+def _entry(path: Path, i: int, entry: Any, tokenizer: Any | None, bos: int) -> Prompt:
+    if not isinstance(entry, dict):
+        raise InputError(f"{path}: entry {i} is no object", 'write {"name": ..., "text": ...}')
+    name = str(entry.get("name", i))
+    if isinstance(entry.get("ids"), list):
+        return Prompt(name, tuple(int(token) for token in entry["ids"]))
+    if tokenizer is None:
+        raise InputError(
+            f"{path}: prompt {name!r} is text, and neither side has a tokenizer",
+            "give a directory with one as --base, or prompts as ids",
+        )
+    if isinstance(entry.get("messages"), list):
+        return Prompt(name, _chat(tokenizer, entry["messages"]))
+    if isinstance(entry.get("text"), str):
+        return Prompt(name, encode(tokenizer, entry["text"], bos))
+    raise InputError(f"{path}: prompt {name!r} has neither text nor messages nor ids")
+
+
+def _chat(tokenizer: Any, messages: list[dict[str, str]]) -> tuple[int, ...]:
+    # the template writes the BOS itself
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return tuple(int(i) for i in tokenizer(text, add_special_tokens=False).input_ids)

@@ -1,0 +1,215 @@
+"""Diff of checkpoints: names, layouts, order, and the faults that it must name."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gemma_convert.convert.checkpoint import Checkpoint
+from gemma_convert.convert.errors import InputError
+from gemma_convert.convert.jobs import convert
+from gemma_convert.convert.layouts import LAYOUTS
+from gemma_convert.convert.validation.diff import as_csv, diff
+from gemma_convert.convert.validation.place import place
+from gemma_convert.convert.validation.result import Result
+from tests import lora_oracle
+from tests.checkpoints import (
+    BF16,
+    CONFIGS,
+    F32,
+    GEMMA3,
+    USUAL_PREFIX,
+    arrays,
+    base_arrays,
+    factor_arrays,
+    memory,
+    run_cli,
+    write_base,
+    write_run,
+)
+from tests.planted_faults import CONFIG, FAULTS
+
+HF_NAMES = base_arrays(GEMMA3, "model.")
+
+
+def tensors(result: Result) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in result.data["tensors"]}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_a_planted_fault_is_named(fault: str, dtype: np.dtype[np.generic]) -> None:
+    right = base_arrays(CONFIG, "model.", dtype)
+    planted = FAULTS[fault]
+    result = diff(memory(right), memory(planted.spoil(right)))
+    said = {finding.where: finding.what for finding in result.findings}
+    assert set(planted.names) <= said.keys()
+    assert planted.told in said[planted.names[0]]
+    spoilt = planted.spoil(right)
+    assert said.keys() == {n for n in right if spoilt[n].tobytes() != right[n].tobytes()}
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "hf"])
+def test_layouts_are_brought_together(family: str, layout: str) -> None:
+    config, prefix = CONFIGS[family], USUAL_PREFIX[family]
+    hf = memory(base_arrays(config, prefix), config=config)
+    target = convert(hf, LAYOUTS[layout], computed_dtype=F32).plan.target
+    other = Checkpoint(target.tensors)
+    for result in (diff(hf, other), diff(other, hf)):
+        assert tensors(result).keys() == hf.keys()
+        assert result.passed, result.findings
+
+
+def test_a_fault_behind_another_layout_is_named_in_hugging_faces_names() -> None:
+    hf = memory(HF_NAMES, config=GEMMA3)
+    other = arrays(convert(hf, LAYOUTS["tunix"]).plan.target)
+    other["layers.1.attn.kv_einsum.w"] = other["layers.1.attn.kv_einsum.w"][::-1].copy()
+    result = diff(hf, memory(other))
+    assert {finding.where for finding in result.findings} == {
+        "model.layers.1.self_attn.k_proj.weight",
+        "model.layers.1.self_attn.v_proj.weight",
+    }
+
+
+def test_one_layout_without_a_config_is_compared_by_its_own_names() -> None:
+    hf = memory(HF_NAMES, config=GEMMA3)
+    tunix = arrays(convert(hf, LAYOUTS["tunix"]).plan.target)
+    spoilt = {**tunix, "layers.0.attn.q_einsum.w": -tunix["layers.0.attn.q_einsum.w"]}
+    result = diff(memory(tunix), memory(spoilt))
+    (finding,) = result.findings
+    assert finding.where == "layers.0.attn.q_einsum.w"
+    assert "multiplied by -1" in finding.what
+
+
+def test_two_layouts_without_dimensions_are_an_error() -> None:
+    hf = memory(HF_NAMES, config=GEMMA3)
+    tunix = memory(arrays(convert(hf, LAYOUTS["tunix"]).plan.target), source="b")
+    with pytest.raises(
+        InputError, match=r"neither has a config\.json; name the model with --model"
+    ):
+        diff(memory(HF_NAMES, source="a"), tunix)
+
+
+def test_prefixes_do_not_count() -> None:
+    renamed = {n.replace("model.", "language_model.model."): a for n, a in HF_NAMES.items()}
+    assert diff(memory(HF_NAMES), memory(renamed)).passed
+
+
+def test_names_of_no_layout_are_compared_as_they_are() -> None:
+    result = diff(memory({"x": np.float32([1, 2])}), memory({"x": np.float32([1, 3])}))
+    assert [f.where for f in result.findings] == ["x"]
+    assert "no known layout" in result.notes[0]
+
+
+def test_what_differs_most_comes_first_and_the_same_last() -> None:
+    q = "model.layers.{}.self_attn.q_proj.weight".format
+    changed = dict(HF_NAMES)
+    del changed["model.norm.weight"]
+    changed["extra"] = np.ones(3, np.float32)
+    changed[q(0)] = (HF_NAMES[q(0)].astype(np.float32) * 1.5).astype(BF16)
+    changed[q(1)] = (HF_NAMES[q(1)].astype(np.float32) * 3).astype(BF16)
+    changed["model.layers.0.input_layernorm.weight"] = np.ones(9, BF16)
+    changed["model.layers.1.input_layernorm.weight"] = HF_NAMES[
+        "model.layers.1.input_layernorm.weight"
+    ].astype(np.float32)
+    listed = diff(memory(HF_NAMES), memory(changed)).data["tensors"]
+    assert {row["status"] for row in listed[:3]} == {"only in A", "only in B", "shape"}
+    assert [row["name"] for row in listed[3:6]] == [
+        q(1),
+        q(0),
+        "model.layers.1.input_layernorm.weight",
+    ]
+    assert {row["status"] for row in listed[6:]} == {"same"}
+
+
+def test_the_rows_that_both_have_are_compared() -> None:
+    name = "model.embed_tokens.weight"
+    longer = {**HF_NAMES, name: np.concatenate([HF_NAMES[name], HF_NAMES[name][:2]])}
+    (finding,) = diff(memory(HF_NAMES), memory(longer)).findings
+    assert finding.what == (
+        "shape [23, 10] and [25, 10]; of the common rows, 0 of 230 values differ"
+    )
+
+
+def test_modules_and_layers_are_added_up() -> None:
+    q = [f"model.layers.{i}.self_attn.q_proj.weight" for i in range(2)]
+    changed = {**HF_NAMES, q[1]: -HF_NAMES[q[1]]}
+    result = diff(memory(HF_NAMES), memory(changed))
+    modules = {row["group"]: row for row in result.data["modules"]}
+    a = np.concatenate([HF_NAMES[name].astype(np.float64).ravel() for name in q])
+    b = np.concatenate([changed[name].astype(np.float64).ravel() for name in q])
+    expected = np.linalg.norm(b - a) / np.linalg.norm(a)
+    assert modules["self_attn.q_proj"]["relative_frobenius"] == pytest.approx(expected, rel=1e-12)
+    assert modules["self_attn.k_proj"]["same_bytes"]
+    layers = {row["group"]: row["unequal"] for row in result.data["layers"]}
+    assert layers == {0: 0, 1: HF_NAMES[q[1]].size, None: 0}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("model.layers.12.self_attn.q_proj.weight", ("self_attn.q_proj", 12)),
+        ("model.language_model.layers.3.layer_scalar", ("layer_scalar", 3)),
+        ("layers.0.attn.kv_einsum.w", ("attn.kv_einsum", 0)),
+        ("transformer/layer_7/mlp/gating_einsum", ("mlp.gating_einsum", 7)),
+        ("model.embed_tokens.weight", ("model.embed_tokens", None)),
+    ],
+)
+def test_places(name: str, expected: tuple[str, int | None]) -> None:
+    assert place(name) == expected
+
+
+def test_a_merged_lora_is_recognised_with_its_rank() -> None:
+    config = {**GEMMA3, "hidden_size": 30, "intermediate_size": 44, "head_dim": 14}
+    base = base_arrays(config, "model.", F32)
+    factors = factor_arrays(config, F32)
+    tuned = dict(base)
+    for short, delta in lora_oracle.deltas(factors, 5.0).items():
+        name = f"model.{short}"
+        tuned[name] = (base[name].astype(np.float64) + delta).astype(np.float32)
+    result = diff(memory(base), memory(tuned))
+    assert {finding.where for finding in result.findings} == {n for n in base if "_proj" in n}
+    assert all(row["looks_like"] == "like a LoRA of rank 2" for row in result.data["tensors"][:14])
+    assert dict(result.summary)["LoRA"] == "14 of 14 changed matrices look like one: rank 2"
+
+
+def test_keys_of_the_config_that_differ_are_told() -> None:
+    a = {**GEMMA3, "rope_parameters": {"full_attention": {"rope_theta": 1e6}}}
+    b = {**GEMMA3, "rope_parameters": {"full_attention": {"rope_theta": 1e4}}, "dtype": "float32"}
+    result = diff(memory(HF_NAMES, config=a), memory(HF_NAMES, config=b))
+    assert result.data["config"] == {"rope_parameters.full_attention.rope_theta": [1e6, 1e4]}
+
+
+def test_csv_has_a_line_for_each_tensor() -> None:
+    result = diff(memory(HF_NAMES), memory(HF_NAMES))
+    rows = list(csv.DictReader(io.StringIO(as_csv(result))))
+    assert {row["name"] for row in rows} == HF_NAMES.keys()
+    q = next(row for row in rows if row["name"] == "model.layers.1.self_attn.q_proj.weight")
+    assert (q["shape_a"], q["module"], q["layer"]) == ("42x10", "self_attn.q_proj", "1")
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = write_base(tmp_path / "base", GEMMA3, HF_NAMES)
+    name = "model.layers.0.pre_feedforward_layernorm.weight"
+    wrong = write_base(
+        tmp_path / "wrong", GEMMA3, {**HF_NAMES, name: HF_NAMES[name] + BF16.type(1)}
+    )
+    tunix = write_run(
+        tmp_path / "run",
+        arrays(convert(memory(HF_NAMES, config=GEMMA3), LAYOUTS["tunix"]).plan.target),
+    )
+    assert run_cli("diff", base, tunix, "--exit-code") == 0
+    assert run_cli("diff", base, wrong) == 0
+    capsys.readouterr()
+    assert run_cli("diff", base, wrong, "--json", "--exit-code") == 1
+    told = json.loads(capsys.readouterr().out)
+    assert [finding["where"] for finding in told["findings"]] == [name]
+    assert run_cli("diff", base, wrong, "--csv") == 0
+    assert capsys.readouterr().out.startswith("name,module,layer,status,")

@@ -1,0 +1,116 @@
+"""Prompts: the built-in set, files, and exactly one BOS."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemma_convert.convert.errors import InputError
+from gemma_convert.convert.validation.prompt_texts import long_text
+from gemma_convert.convert.validation.prompts import (
+    LONG,
+    Prompt,
+    adds_bos,
+    built_in,
+    check_bos,
+    from_file,
+    limited,
+)
+from tests.tiny_tokenizer import BOS, save_tokenizer
+
+
+def tokenizer(directory: Path, **options: Any) -> Any:
+    from transformers import AutoTokenizer
+
+    save_tokenizer(directory, **options)
+    return AutoTokenizer.from_pretrained(directory)
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_the_built_in_set_has_one_bos_whatever_the_tokenizer_adds(
+    bos: bool, tmp_path: Path
+) -> None:
+    prompts = {p.name: p for p in built_in(tokenizer(tmp_path, bos=bos), BOS, 512)}
+    assert [*prompts] == ["short", "code", "languages", "chat", "window", "long"]
+    check_bos(list(prompts.values()), BOS)
+    assert len(prompts["short"].ids) == 4
+    assert len(prompts["window"].ids) == 576
+    assert len(prompts["long"].ids) == LONG > 2000
+
+
+def test_a_window_beyond_the_long_prompt_makes_it_longer(tmp_path: Path) -> None:
+    prompts = {p.name: p for p in built_in(tokenizer(tmp_path, chat=False), BOS, 4096)}
+    assert [*prompts] == ["short", "code", "languages", "long"]
+    assert len(prompts["long"].ids) == 4160
+
+
+def test_the_long_text_does_not_repeat_itself() -> None:
+    lines = long_text(4200).splitlines()
+    assert sum(len(line.split()) for line in lines) >= 4200
+    assert len(set(lines)) == len(lines)
+
+
+@pytest.mark.parametrize(
+    ("ids", "found"),
+    [
+        ((), "found 0, it begins with []"),
+        ((5, 6), "found 0, it begins with [5, 6]"),
+        ((2, 2, 5), "found 2, it begins with [2, 2]"),
+        ((5, 2), "found 1, it begins with [5, 2]"),
+    ],
+)
+def test_anything_but_one_bos_is_refused(ids: tuple[int, ...], found: str) -> None:
+    check_bos([Prompt("right", (2, 5, 6))], 2)
+    with pytest.raises(InputError) as caught:
+        check_bos([Prompt("right", (2, 5, 6)), Prompt("wrong", ids)], 2)
+    text = str(caught.value)
+    assert text.startswith("prompt 'wrong': expected exactly one BOS (2), and that first")
+    assert found in text
+
+
+def test_whether_a_tokenizer_adds_a_bos(tmp_path: Path) -> None:
+    assert adds_bos(tokenizer(tmp_path / "with"), BOS)
+    assert not adds_bos(tokenizer(tmp_path / "without", bos=False), BOS)
+
+
+def test_files(tmp_path: Path) -> None:
+    entries = [
+        {"name": "text", "text": "Water boils"},
+        {"name": "ids", "ids": [2, 9, 8]},
+        {"messages": [{"role": "user", "content": "boils"}]},
+    ]
+    listed, lines = tmp_path / "p.json", tmp_path / "p.jsonl"
+    listed.write_text(json.dumps(entries))
+    lines.write_text("\n".join(map(json.dumps, entries)) + "\n\n")
+    words = tokenizer(tmp_path)
+    for path in (listed, lines):
+        prompts = from_file(path, words, BOS)
+        assert prompts[:2] == [Prompt("text", (2, 5, 6)), Prompt("ids", (2, 9, 8))]
+        assert prompts[2].name == "2"
+        assert (prompts[2].ids[0], prompts[2].ids[-1]) == (2, 6)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{not json", "neither JSON nor JSON lines"),
+        ('["a"]', "entry 0 is no object"),
+        ('[{"name": "x"}]', "prompt 'x' has neither text nor messages nor ids"),
+        ('[{"name": "x", "text": "y"}]', "neither side has a tokenizer"),
+    ],
+)
+def test_bad_files(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text(text)
+    given = None if "tokenizer" in message else object()
+    with pytest.raises(InputError, match=message):
+        from_file(tmp_path / "p.json", given, BOS)
+
+
+def test_what_is_too_long_is_left_out_and_said() -> None:
+    prompts = [Prompt("a", (2, 3)), Prompt("b", (2, 3, 4, 5))]
+    kept, notes = limited(prompts, {"one": None, "other": 3})
+    assert [p.name for p in kept] == ["a"]
+    assert notes == ["prompt 'b' was left out: 4 tokens, other takes 3"]

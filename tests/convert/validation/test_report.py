@@ -1,0 +1,148 @@
+"""The HTML report: whole, self-contained, escaped, and drawn from the numbers."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from gemma_convert.convert.validation.report import html, write_report
+from gemma_convert.convert.validation.result import Finding, Result
+from gemma_convert.convert.validation.svg import heat_map, line_chart
+from tests.checkpoints import (
+    ALPHA,
+    GEMMA3,
+    base_arrays,
+    factor_arrays,
+    run_cli,
+    write_base,
+    write_run,
+)
+from tests.reports import results
+
+VOID = {"meta", "link", "br"}
+
+
+class Checked(HTMLParser):
+    """Every tag closed in order; what a browser would load from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loads: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+        self.loads += [v or "" for k, v in attributes if k in ("src", "href", "srcset", "data")]
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def checked(text: str) -> Checked:
+    parser = Checked()
+    parser.feed(text)
+    parser.close()
+    assert parser.open == []
+    assert [load for load in parser.loads if not load.startswith("data:")] == []
+    assert not re.search(r"@import|url\(|<script", text)
+    for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
+        ElementTree.fromstring(svg)
+    return parser
+
+
+def test_every_check_has_its_section() -> None:
+    parser = checked(html(results(), ["gemma-convert", "validate", "a b"]))
+    text = " ".join(parser.text)
+    for part in (
+        "FAILED",
+        "PASSED",
+        "Relative difference by layer and module",
+        "KL by position",
+        "Top-1 by position",
+        "Hidden states",
+        "Survival of the delta",
+        "Between 0.1 and 0.2 a tensor",
+        "gemma-convert validate 'a b'",
+        "safetensors",
+        "model.layers.4.self_attn.k_proj.weight",
+    ):
+        assert part in text, part
+
+
+def test_what_is_told_is_text_and_not_markup() -> None:
+    text = html(results(), ["x"])
+    assert "<script>" not in text
+    assert "&lt;script&gt;alert(1)" in text
+
+
+def test_verdict_of_all() -> None:
+    passed = Result("merged", "t", (), (), {"tensors": {}})
+    failed = Result("merged", "t", (Finding("a", "b"),), (), {"tensors": {}})
+    assert 'class="verdict passed"' in html([passed], [])
+    assert 'class="verdict passed"' not in html([failed], [])
+    first = re.search(r'class="verdict (\w+)"', html([passed, failed], []))
+    assert first is not None
+    assert first[1] == "failed"
+
+
+def test_a_heat_map_is_darker_for_more() -> None:
+    svg = heat_map({("q", 0): 0.0, ("q", 1): 1e-6, ("q", 2): 1.0, ("k", 2): None}, "title")
+    fills = re.findall(r'fill="(#\w+)" stroke', svg)
+    assert fills == ["#ffffff", "#dbeafe", "#172554", "#a1a1aa"]
+    titles = re.findall(r"<title>(.*?)</title>", svg)
+    assert titles == ["q, layer 0: 0", "q, layer 1: 1e-06", "q, layer 2: 1", "k, layer 2: unknown"]
+
+
+def test_lines_go_up_by_decades() -> None:
+    svg = line_chart({"a": [(0, 1e-4), (10, 1e-2)], "b": [(5, 0.0)]}, "t", "x", "y")
+    points = re.findall(r'polyline points="(.*?)"', svg)
+    first, last = (tuple(map(float, p.split(","))) for p in points[0].split())
+    assert first[0] < last[0]
+    assert first[1] > last[1]  # y grows downwards
+    assert points[1].split()[0].endswith(f"{first[1]:.1f}")  # zero stands on the floor
+
+
+def test_nothing_to_draw() -> None:
+    ElementTree.fromstring(line_chart({"a": [(0, 0.0)]}, "t", "x", "y"))
+    ElementTree.fromstring(heat_map({("q", 0): 0.0}, "t"))
+
+
+def test_the_commands_write_it(tmp_path: Path) -> None:
+    base = write_base(tmp_path / "base", GEMMA3, base_arrays(GEMMA3, "model."))
+    run = write_run(tmp_path / "run", factor_arrays(GEMMA3))
+    out, report = tmp_path / "out", tmp_path / "reports" / "r.html"
+    given = ["--base", base, "--alpha", ALPHA]
+    assert run_cli("orbax-to-hf", run, "--out", out, *given, "--quiet") == 0
+    for words in (
+        ["diff", base, out],
+        ["validate", "roundtrip", base],
+        ["validate", "merged", out, "--adapter", run, *given],
+    ):
+        assert run_cli(*words, "--report", report, "--quiet") == 0
+        assert "".join(map(str, words[:1])) in report.read_text()
+        checked(report.read_text())
+
+
+@pytest.mark.parametrize("count", [1, 5, 9])
+def test_many_series_have_a_legend_each(count: int) -> None:
+    svg = line_chart({f"name {i}": [(0, 1.0), (1, 2.0)] for i in range(count)}, "t", "x", "y")
+    assert all(f"name {i}" in svg for i in range(count))
+
+
+def test_write_report_replaces_an_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "r.html"
+    path.write_text("old")
+    write_report(path, [Result("merged", "t", (), (), {"tensors": {}})], ["x"])
+    assert path.read_text().startswith("<!doctype html>")

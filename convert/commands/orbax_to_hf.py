@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gemma_convert.convert.commands.engine_options import engine_option
 from gemma_convert.convert.commands.options import (
     WriteOptions,
     adapter_option,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:  # numpy is not needed for --help
 @base_quantization_options
 @step_option
 @push_options
+@engine_option
 @write_options
 def command(
     checkpoint: Path,
@@ -43,6 +45,7 @@ def command(
     step: int | None,
     base_quantization: Choice,
     push: PushOptions | None,
+    engine: str,
     options: WriteOptions,
 ) -> None:
     """Turn an Orbax CHECKPOINT of Tunix or DeepMind's library into a Hugging Face directory.
@@ -71,4 +74,4 @@ def command(
         base_quantization=base_quantization,
         dtype=from_config(options.dtype) if options.dtype else None,
     )
-    execute(job, options, inputs=(checkpoint, base, *adapters), push=push)
+    execute(job, options, inputs=(checkpoint, base, *adapters), push=push, engine=engine)

@@ -1,0 +1,80 @@
+"""A connection to Ray: to the cluster that the environment names, or to one on this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from gemma_convert.convert.errors import ClusterError, InputError
+
+ADDRESS = "RAY_ADDRESS"
+"""Environment variable that names a cluster: ``HOST:PORT``, or ``auto`` on one of its machines."""
+
+_STORE_BYTES = 100 << 20  # no tensor passes through Ray's object store; it wants 75 MiB at least
+
+
+@contextmanager
+def connected() -> Iterator[Any]:
+    """The module ``ray``, connected; what was connected or started here is ended here.
+
+    Raises:
+        InputError: If Ray is not installed.
+        ClusterError: If the cluster that ``RAY_ADDRESS`` names cannot be used.
+    """
+    with _signals_kept():
+        ray = _ray()
+        ours = not ray.is_initialized()
+        if ours:
+            _connect(ray, os.environ.get(ADDRESS))
+    try:
+        yield ray
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise InputError(
+            "--engine ray needs the package ray", "pip install 'gemma-convert[ray]'"
+        ) from error
+    return ray
+
+
+def _connect(ray: Any, address: str | None) -> None:
+    if address is not None and "://" in address:
+        raise ClusterError(
+            f"{ADDRESS}={address}: Ray Client is not supported",
+            f"run on a machine of the cluster, with {ADDRESS}=auto",
+        )
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address is None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        ray.init(
+            address="local", include_dashboard=False, object_store_memory=_STORE_BYTES, **quiet
+        )
+        return
+    try:
+        ray.init(address=address, **quiet)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ClusterError(
+            f"{ADDRESS}={address}: no cluster that can be used: {error}",
+            f"try `ray status --address {address}`, or unset {ADDRESS} to use this machine alone",
+        ) from error
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Ray ends the process at SIGTERM; whoever handled it before goes on doing so."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is not before:
+            signal.signal(signal.SIGTERM, before)

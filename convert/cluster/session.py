@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 from gemma_convert.convert.errors import ClusterError, InputError
@@ -31,7 +32,8 @@ def connected() -> Iterator[Any]:
         if ours:
             _connect(ray, os.environ.get(ADDRESS))
     try:
-        yield ray
+        with redirect_stdout(sys.stderr):  # where a machine dies, Ray tells that on stdout
+            yield ray
     finally:
         if ours:
             ray.shutdown()

@@ -98,10 +98,5 @@ def command(
         computed_dtype=from_config(computed_dtype) if computed_dtype else None,
         layout=LAYOUTS[layout] if layout else None,
     )
-    execute(
-        job,
-        options,
-        inputs=(source, *((base,) if base else ()), *adapters),
-        push=push,
-        engine=engine,
-    )
+    inputs = (source, *((base,) if base else ()), *adapters)
+    execute(job, options, inputs, push=push, engine=engine)

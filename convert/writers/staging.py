@@ -214,10 +214,8 @@ def _leave(place: Place, journal: Journal, error: BaseException) -> None:
             error.add_note("nothing was finished, so nothing is kept")
         return
     if isinstance(error, ClusterError):
-        more = f"what is finished is kept; {AGAIN}"
-        raise ClusterError(
-            error.what, f"{error.remedy}; {more}" if error.remedy else more
-        ) from error
+        remedy = f"{error.remedy}: what is finished is kept; {AGAIN}"
+        raise ClusterError(error.what, remedy) from error
     if isinstance(error, OSError):
         raise _failed(place, error, f"what is finished is kept; {AGAIN}") from error
     error.add_note(f"what is finished is kept beside {place.out}; {AGAIN}")

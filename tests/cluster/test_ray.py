@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from gemma_convert.convert.cluster import engine
-from gemma_convert.convert.cluster.session import ADDRESS
+from gemma_convert.convert.cluster.session import ADDRESS, connected
 from gemma_convert.convert.writers.journal import Journal
 from tests.checkpoints import GEMMA3, base_arrays, run_cli, snapshot, write_base
 from tests.cluster.conftest import MACHINE
@@ -24,7 +24,10 @@ from tests.cluster.faults import faulty
 
 AGAIN = "what is finished is kept; run the same command again, it goes on from there"
 
-pytestmark = pytest.mark.server
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called"),  # jax's, as a machine is added
+]
 
 
 def words(inputs: Path, out: str, *options: Any) -> list[str]:
@@ -83,18 +86,21 @@ def test_the_same_bytes(
     assert_same_output(Path(), "out")
 
 
-def test_a_worker_killed_midway(inputs: Path, address: str, tmp_path: Path) -> None:
+def test_a_worker_killed_midway(
+    inputs: Path, address: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     with faulty(address, "kill-once", tmp_path) as ray:
         assert merge(inputs, "out", "--engine", "ray") == 0
+        with connected() as same:
+            assert same is ray
+            print("what Ray has to say")
         assert ray.is_initialized()  # a connection of someone else's stays
+    assert capfd.readouterr().out == ""  # it is for a result that machines read
     assert (tmp_path / "fault").is_file()
     assert_same_output(inputs, "out")
 
 
-def test_a_machine_lost_midway(
-    inputs: Path, cluster: Any, address: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """What Ray says of it leaves stdout alone."""
+def test_a_machine_lost_midway(inputs: Path, cluster: Any, address: str, tmp_path: Path) -> None:
     lost = cluster.add_node(**MACHINE)
 
     def lose() -> None:
@@ -109,7 +115,6 @@ def test_a_machine_lost_midway(
         assert merge(inputs, "out", "--engine", "ray") == 0
     thread.join()
     assert (tmp_path / "fault").exists()
-    assert capfd.readouterr().out == ""
     assert_same_output(inputs, "out")
 
 
@@ -119,13 +124,12 @@ def test_a_shard_whose_workers_all_die(
     """The others are kept, and one machine alone goes on with them."""
     with faulty(address, "kill-second-shard", tmp_path):
         assert merge(inputs, "out", "--engine", "ray") == 1
-    err = capsys.readouterr().err
-    assert err.startswith("error: model-00002-of-000")
-    assert "whoever wrote it died 4 times" in err
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: model-00002-of-000")
+    assert "whoever wrote it died 4 times" in error
     before = finished(inputs, "out")
     assert before
-    assert err.endswith(f": {AGAIN}\n")
-    assert err.count("\n") == 1
+    assert error.endswith(f": {AGAIN}")
     assert merge(inputs, "out") == 0
     assert before.items() <= shards(inputs / "out").items()
     assert_same_output(inputs, "out")

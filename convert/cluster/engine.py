@@ -8,6 +8,7 @@ cannot touch the output.
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -50,7 +51,7 @@ def _write_shards(
 ) -> Iterator[Finished]:
     if not shards:
         return
-    with _emptied(tasks_beside(directory)) as tasks, connected() as ray:
+    with _made(tasks_beside(directory)) as tasks, connected() as ray:
         order = Order(arguments, str(Path.cwd()), identity, str(tasks))
         for part, (path, finished) in _run(ray, order, shards, progress):
             _adopt(Path(path), directory / part.name, finished)
@@ -60,14 +61,17 @@ def _write_shards(
 
 
 @contextmanager
-def _emptied(directory: Path) -> Iterator[Path]:
-    """An empty directory while the block runs, gone afterwards."""
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir()
+def _made(directory: Path) -> Iterator[Path]:
+    """A directory that is there while the block runs."""
+    directory.mkdir(exist_ok=True)
     try:
         yield directory
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        for _ in range(10):
+            shutil.rmtree(directory, ignore_errors=True)
+            if not directory.exists():
+                break
+            time.sleep(0.1)  # a task that is being ended has just made a file there
 
 
 def _run(

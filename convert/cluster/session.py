@@ -55,19 +55,20 @@ def _connect(ray: Any, address: str | None) -> None:
             f"{ADDRESS}={address}: Ray Client is not supported",
             f"run on a machine of the cluster, with {ADDRESS}=auto",
         )
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    options: dict[str, Any] = {"address": address}
     if address is None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        ray.init(
-            address="local", include_dashboard=False, object_store_memory=_STORE_BYTES, **quiet
-        )
-        return
+        options = {"address": "local", "include_dashboard": False}
+        options["object_store_memory"] = _STORE_BYTES
     try:
-        ray.init(address=address, **quiet)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+        ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, RuntimeError, ValueError) as error:
+        where = f"{ADDRESS}={address}" if address is not None else "Ray on this machine"
         raise ClusterError(
-            f"{ADDRESS}={address}: no cluster that can be used: {error}",
-            f"try `ray status --address {address}`, or unset {ADDRESS} to use this machine alone",
+            f"{where}: no cluster that can be used: {error}",
+            f"see `ray status`, or unset {ADDRESS} to use this machine alone"
+            if address is not None
+            else "see Ray's logs below /tmp/ray",
         ) from error
 
 

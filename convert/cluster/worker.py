@@ -103,7 +103,8 @@ def _require_same_plan(expected: Mapping[str, Any], job: Job, settings: Mapping[
     found = {**identify(job, (), settings), "command": expected["command"]}
     if {**found, "files": {}} == {**expected, "files": {}}:
         return
-    if found["inputs"].keys() == expected["inputs"].keys() != found["inputs"]:
+    inputs, theirs = found["inputs"], expected["inputs"]
+    if inputs.keys() == theirs.keys() and inputs != theirs:
         raise _unlike(difference({**expected, "files": {}}, found))
     raise _unlike("the same command plans another output there")
 
@@ -121,10 +122,12 @@ def _own_directory(tasks: Path, name: str) -> Path:
 
     A try that was given up may still be running somewhere. Nobody will ask for what it wrote.
     """
-    if not tasks.is_dir():
-        raise _unlike(f"{tasks} is not there")
     tries = tasks / name
-    shutil.rmtree(tries, ignore_errors=True)
     directory = tries / uuid.uuid4().hex
-    directory.mkdir(parents=True)
+    shutil.rmtree(tries, ignore_errors=True)
+    try:
+        tries.mkdir(exist_ok=True)
+    except FileNotFoundError as error:  # not made here: the run may be over
+        raise _unlike(f"{tasks} is not there") from error
+    directory.mkdir()
     return directory

@@ -112,6 +112,7 @@ def staging(
     place.out.parent.mkdir(parents=True, exist_ok=True)
     with locked(place.root):
         _settle(place, seal)
+        shutil.rmtree(place.tasks, ignore_errors=True)
         journal = Journal(place.journal, identity)
         try:
             if not journal.pieces:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -16,6 +17,8 @@ ADDRESS = "RAY_ADDRESS"
 """Environment variable that names a cluster: ``HOST:PORT``, or ``auto`` on one of its machines."""
 
 _STORE_BYTES = 100 << 20  # no tensor passes through Ray's object store; it wants 75 MiB at least
+
+_KNOCK_SECONDS = 10.0
 
 
 @contextmanager
@@ -61,6 +64,7 @@ def _connect(ray: Any, address: str | None) -> None:
         options = {"address": "local", "include_dashboard": False}
         options["object_store_memory"] = _STORE_BYTES
     try:
+        _knock(address or "")
         ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:
         where = f"{ADDRESS}={address}" if address is not None else "Ray on this machine"
@@ -70,6 +74,13 @@ def _connect(ray: Any, address: str | None) -> None:
             if address is not None
             else "see Ray's logs below /tmp/ray",
         ) from error
+
+
+def _knock(address: str) -> None:
+    """See that somebody listens at ``HOST:PORT``: Ray goes on trying for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=_KNOCK_SECONDS).close()
 
 
 @contextmanager

@@ -142,6 +142,12 @@ def test_ray_that_is_missing_or_out_of_reach(
         "error: RAY_ADDRESS=ray://127.0.0.1:1: Ray Client is not supported; "
         "run on a machine of the cluster, with RAY_ADDRESS=auto\n"
     )
+    monkeypatch.setenv(ADDRESS, "127.0.0.1:1")
+    assert run_cli(*words(inputs, "out", "--engine", "ray", "--quiet")) == 1
+    assert capsys.readouterr().err == (
+        "error: RAY_ADDRESS=127.0.0.1:1: no cluster that can be used: [Errno 111] Connection "
+        "refused; see `ray status`, or unset RAY_ADDRESS to use this machine alone\n"
+    )
     monkeypatch.setitem(sys.modules, "ray", None)
     assert run_cli(*words(inputs, "out", "--engine", "ray", "--quiet")) == 1
     assert capsys.readouterr().err == (

@@ -6,6 +6,7 @@
     |- LayoutError           names or shapes that do not fit the layout
     |- AdapterError          LoRA factors that do not fit the base, or whose scale is unknown
     |- RemoteError           a Hub or a bucket that refuses, is out of reach or holds something else
+    |- ClusterError          machines that are out of reach, keep dying, or see other inputs
     `- OutputError           an output that exists, does not fit on the disk, or read back wrong
 
 The command line prints the message and exits 1; a traceback appears only with ``--debug``.
@@ -58,6 +59,10 @@ class AdapterError(GemmaConvertError):
 
 class RemoteError(GemmaConvertError):
     """A Hub or a bucket that refuses, cannot be reached, or holds something else."""
+
+
+class ClusterError(GemmaConvertError):
+    """Machines that are out of reach, keep dying, or see other inputs than this one."""
 
 
 class OutputError(GemmaConvertError):

@@ -22,7 +22,7 @@ WORKERS = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity"
 """Threads that read and compute."""
 
 AHEAD = WORKERS + 1
-"""Blocks that are read, or being read, while one is in use."""
+"""Blocks that are read, or being read, by so many threads while one is in use."""
 
 
 @dataclass(frozen=True)
@@ -45,19 +45,21 @@ class Block:
         return self.array.reshape(-1).view(np.uint8)
 
 
-def read_ahead(tensors: Mapping[str, Tensor], block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
+def read_ahead(
+    tensors: Mapping[str, Tensor], block_bytes: int = BLOCK_BYTES, *, threads: int = WORKERS
+) -> Iterator[Block]:
     """Every block of every tensor, in order.
 
     Raises:
         OutputError: From a tensor, with its name in front; other errors pass through.
     """
     pending: deque[Future[Block]] = deque()
-    pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="read-ahead")
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="read-ahead")
     try:
         for name, tensor in tensors.items():
             for box in blocks(tensor, block_bytes):
                 pending.append(pool.submit(_read, name, tensor, box))
-                if len(pending) > AHEAD:
+                if len(pending) > threads + 1:
                     yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()

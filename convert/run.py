@@ -27,6 +27,8 @@ _NEUTRAL = frozenset({"--quiet", "--json", "--debug", "--force", "--allow-unchan
 Check = Callable[[Path, Path], None]
 """Judges what lies in the first directory, before it takes the second's name: raises if it must
 not, and may move it elsewhere or put files beside what is there."""
+_NEUTRAL_VALUED = frozenset({"--engine"})
+"""Such options with a value."""
 
 
 def run(
@@ -107,13 +109,29 @@ def identify(job: Job, command: Iterable[str], settings: Mapping[str, Any]) -> d
     ]
     described = [job.layout.name, tensors, dict(plan.target.config)]
     return {
-        "versions": {"gemma-convert": __version__, **versions()},
+        "versions": all_versions(),
         "inputs": {source.source: dict(source.fingerprint) for source in plan.sources},
         "files": {name: _stamp(path) for name, path in plan.target.files.items()},
         "plan": hashlib.sha256(json.dumps(described).encode()).hexdigest(),
-        "command": [word for word in command if word not in _NEUTRAL],
+        "command": _telling(command),
         "settings": dict(settings),
     }
+
+
+def all_versions() -> dict[str, str]:
+    """Versions of this package, of Python, and of the packages that touch the numbers."""
+    return {"gemma-convert": __version__, **versions()}
+
+
+def _telling(command: Iterable[str]) -> list[str]:
+    """The words of a command line that an output may depend on."""
+    words, found = iter(command), []
+    for word in words:
+        if word in _NEUTRAL_VALUED:
+            next(words, None)
+        elif word not in _NEUTRAL and word.partition("=")[0] not in _NEUTRAL_VALUED:
+            found.append(word)
+    return found
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ import pytest
 from tests.checkpoints import GEMMA3, base_arrays, factor_arrays, write_base, write_run
 
 HEAVY = {"jax", "jaxlib", "torch", "transformers", "flax", "tunix", "qwix", "orbax", "peft"}
-HEAVY |= {"huggingface_hub", "gcsfs", "httpx"}
+HEAVY |= {"huggingface_hub", "gcsfs", "httpx", "ray"}
 SAMPLES = Path(__file__).parent / "data" / "orbax_samples"
 
 PROBE = """

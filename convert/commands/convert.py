@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gemma_convert.convert.commands.engine_options import engine_option
 from gemma_convert.convert.commands.options import (
     LAYOUT_NAMES,
     WriteOptions,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:  # numpy is not needed for --help
 @base_quantization_options
 @step_option
 @push_options
+@engine_option
 @write_options
 def command(
     source: Path,
@@ -63,6 +65,7 @@ def command(
     step: int | None,
     base_quantization: Choice,
     push: PushOptions | None,
+    engine: str,
     options: WriteOptions,
 ) -> None:
     """Turn SOURCE, in whatever layout it is, into another layout; LoRA factors are merged.
@@ -95,4 +98,5 @@ def command(
         computed_dtype=from_config(computed_dtype) if computed_dtype else None,
         layout=LAYOUTS[layout] if layout else None,
     )
-    execute(job, options, inputs=(source, *((base,) if base else ()), *adapters), push=push)
+    inputs = (source, *((base,) if base else ()), *adapters)
+    execute(job, options, inputs, push=push, engine=engine)

@@ -10,7 +10,9 @@ from typing import Any
 import click
 
 from gemma_convert.console import command_line, progress
+from gemma_convert.convert.commands.engine_options import LOCAL, check_engine, engine_of
 from gemma_convert.convert.commands.options import WriteOptions
+from gemma_convert.convert.commands.planned import hand_over
 from gemma_convert.convert.commands.push_directory import check_push, push_output
 from gemma_convert.convert.commands.push_options import PushOptions
 from gemma_convert.convert.commands.report import show_ledger, show_notes, show_plan
@@ -37,6 +39,7 @@ def execute(
     writer: Writer | None = None,
     push: PushOptions | None = None,
     check: Check | None = None,
+    engine: str = LOCAL,
 ) -> None:
     """Carry out ``job``, or with ``--dry-run`` show what it would do.
 
@@ -47,13 +50,18 @@ def execute(
         writer: How to write and verify it; by default as a model of the job's layout.
         push: Where to push the output, if anywhere.
         check: Judges the output before it takes its name.
+        engine: Who writes the shards of a Hugging Face output.
 
     Raises:
         OutputError: If the output must not be written or what was written reads back wrong.
     """
+    settings = {"max_shard_size": options.max_shard_size}
+    if hand_over(job, settings):
+        return
+    url = bucket_url(options.out, inputs)
+    check_engine(engine, url, inputs, shards=writer is None and job.layout is HF)
     if not options.quiet:
         show_notes(job)
-    url = bucket_url(options.out, inputs)
     if push is not None and url is not None:
         raise click.UsageError("--push-to-hub pushes a local --out")
     if push is not None:  # hours of work must not end at a wrong name
@@ -72,7 +80,7 @@ def execute(
             if writer is not None:
                 return writer(directory, advance)
             if job.layout is HF:
-                return _write_hf(job, directory, options.max_shard_size, advance, journal)
+                return _write_hf(job, directory, options.max_shard_size, advance, journal, engine)
             return _write_orbax(job, directory, advance, journal)
 
     def tell(note: str) -> None:
@@ -88,7 +96,7 @@ def execute(
             command=command_line(),
             inputs=inputs,
             allow_unchanged=options.allow_unchanged,
-            settings={"max_shard_size": options.max_shard_size},
+            settings=settings,
             tell=tell,
             check=check,
         )
@@ -104,7 +112,12 @@ def execute(
 
 
 def _write_hf(
-    job: Job, directory: Path, shard_bytes: int, advance: _Advance, journal: Journal
+    job: Job,
+    directory: Path,
+    shard_bytes: int,
+    advance: _Advance,
+    journal: Journal,
+    engine: str,
 ) -> dict[str, str]:
     from gemma_convert.convert.writers.hf import write_hf
 
@@ -114,6 +127,7 @@ def _write_hf(
         max_shard_bytes=shard_bytes,
         progress=advance,
         journal=journal,
+        engine=engine_of(engine, journal),
     )
     return {file.name: file.sha256 for file in files}
 

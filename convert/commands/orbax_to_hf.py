@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gemma_convert.console import command_line
+from gemma_convert.convert.commands.engine_options import engine_option
 from gemma_convert.convert.commands.options import (
     WriteOptions,
     adapter_option,
@@ -51,6 +52,7 @@ def _checks(context: click.Context, option: click.Parameter, text: str | None) -
     "with commas between them. One that fails is left as OUT.rejected, with a report.",
 )
 @push_options
+@engine_option
 @write_options
 def command(
     checkpoint: Path,
@@ -62,6 +64,7 @@ def command(
     base_quantization: Choice,
     validate: tuple[str, ...],
     push: PushOptions | None,
+    engine: str,
     options: WriteOptions,
 ) -> None:
     """Turn an Orbax CHECKPOINT of Tunix or DeepMind's library into a Hugging Face directory.
@@ -101,7 +104,8 @@ def command(
                 click.echo(text, err=True)
 
         check = Gate(validate, job, checkpoint, base, alpha, step, command_line(), tell)
-    execute(job, options, inputs=(checkpoint, base, *adapters), push=push, check=check)
+    inputs = (checkpoint, base, *adapters)
+    execute(job, options, inputs=inputs, push=push, check=check, engine=engine)
 
 
 def _require_checkable(

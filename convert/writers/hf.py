@@ -11,7 +11,8 @@ from pathlib import Path
 
 from gemma_convert.convert import dtypes, hf_config
 from gemma_convert.convert.checkpoint import Checkpoint
-from gemma_convert.convert.tensor import Tensor, all_findings, recall_all
+from gemma_convert.convert.tensor import Tensor, recall_all
+from gemma_convert.convert.writers.engine import Engine, in_process
 from gemma_convert.convert.writers.journal import Journal
 from gemma_convert.convert.writers.safetensors import (
     Progress,
@@ -19,7 +20,6 @@ from gemma_convert.convert.writers.safetensors import (
     Written,
     shard,
     write_index,
-    write_shard,
 )
 from gemma_convert.convert.writers.sync import sync
 
@@ -31,6 +31,7 @@ def write_hf(
     max_shard_bytes: int,
     progress: Progress,
     journal: Journal | None = None,
+    engine: Engine = in_process,
 ) -> list[Written]:
     """Write ``checkpoint`` into ``directory`` and read it back.
 
@@ -40,13 +41,14 @@ def write_hf(
         max_shard_bytes: Limit of one file's tensors.
         progress: Called with bytes as they are written and as they are read back.
         journal: Where the shards that it says are finished are not written again.
+        engine: Who writes the shards.
 
     Raises:
         OutputError: If what is read back is not what was written.
     """
     journal = journal or Journal()
     shards = shard(checkpoint.tensors, max_shard_bytes)
-    written = [_finished(directory, part, progress, journal) for part in shards]
+    written = _write_shards(directory, shards, progress, journal, engine)
     write_index(directory, shards)
     config = hf_config.updated(checkpoint.config, main_dtype(checkpoint.tensors))
     text = json.dumps(config, indent=2) + "\n"
@@ -57,19 +59,30 @@ def write_hf(
     return written
 
 
-def _finished(directory: Path, part: Shard, progress: Progress, journal: Journal) -> Written:
-    """Write a shard, or find in the journal that this was done."""
+def _write_shards(
+    directory: Path, shards: list[Shard], progress: Progress, journal: Journal, engine: Engine
+) -> list[Written]:
+    """Have ``engine`` write those shards of which the journal does not say that they are there."""
+    written = {part.name: _found(directory, part, progress, journal) for part in shards}
+    missing = [part for part in shards if written[part.name] is None]
+    for part in missing if journal.path is not None else ():
+        (directory / part.name).unlink(missing_ok=True)  # cut off by the end of the process
+    for piece in engine(directory, missing, progress):
+        name = piece.written.name
+        written[name] = piece.written
+        sync(directory)  # else a journal could name a file that a power cut took away
+        journal.finish(name, {**asdict(piece.written), "findings": piece.findings})
+    return [found for found in written.values() if found is not None]
+
+
+def _found(directory: Path, part: Shard, progress: Progress, journal: Journal) -> Written | None:
+    """A shard that an earlier run finished."""
     path, record = directory / part.name, journal.pieces.get(part.name)
-    if record is not None and path.is_file() and path.stat().st_size == record["nbytes"]:
-        recall_all(part.tensors, record["findings"])
-        progress(2 * part.nbytes)
-        return Written(part.name, record["nbytes"], record["sha256"])
-    if journal.path is not None:
-        path.unlink(missing_ok=True)  # cut off by the end of the process
-    written = write_shard(directory, part, progress)
-    sync(directory)  # else a journal could name a file that a power cut took away
-    journal.finish(part.name, {**asdict(written), "findings": all_findings(part.tensors)})
-    return written
+    if record is None or not path.is_file() or path.stat().st_size != record["nbytes"]:
+        return None
+    recall_all(part.tensors, record["findings"])
+    progress(2 * part.nbytes)
+    return Written(part.name, record["nbytes"], record["sha256"])
 
 
 def main_dtype(tensors: Mapping[str, Tensor]) -> str:

@@ -28,6 +28,7 @@ class Journal:
 
     def __init__(self, path: Path | None = None, identity: Record | None = None) -> None:
         self.path = path
+        self.identity = identity
         self.pieces: dict[str, Record] = {}
         self.before: Record | None = None
         """The identity of the run that left the journal, if there was one."""

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from gemma_convert.convert import dtypes
-from gemma_convert.convert.read_ahead import read_ahead
+from gemma_convert.convert.read_ahead import WORKERS, read_ahead
 from gemma_convert.convert.tensor import Tensor
 from gemma_convert.convert.writers.check_shard import check_shard
 from gemma_convert.convert.writers.read_back import ReadBack
@@ -81,13 +81,16 @@ def shard(tensors: Mapping[str, Tensor], max_bytes: int = DEFAULT_SHARD_BYTES) -
     ]
 
 
-def write_shard(directory: Path, shard: Shard, progress: Progress) -> Written:
+def write_shard(
+    directory: Path, shard: Shard, progress: Progress, *, threads: int = WORKERS
+) -> Written:
     """Write one shard into ``directory``, read it back, and bring it to the disk.
 
     Args:
         directory: Where; there must be no file of that name.
         shard: What.
         progress: Called with the bytes of each block when it is written, and when it is compared.
+        threads: How many read and compute.
 
     Raises:
         OutputError: If what is read back is not what was written. Then, as after any other error,
@@ -96,7 +99,7 @@ def write_shard(directory: Path, shard: Shard, progress: Progress) -> Written:
     path = directory / shard.name
     with path.open("xb", buffering=0) as file:
         try:
-            digest = _fill(file, path, shard, progress)
+            digest = _fill(file, path, shard, progress, threads)
             check_shard(path, shard.tensors)
             os.fsync(file.fileno())
         except BaseException:
@@ -105,13 +108,13 @@ def write_shard(directory: Path, shard: Shard, progress: Progress) -> Written:
         return Written(shard.name, file.tell(), digest)
 
 
-def _fill(file: FileIO, path: Path, shard: Shard, progress: Progress) -> str:
+def _fill(file: FileIO, path: Path, shard: Shard, progress: Progress, threads: int) -> str:
     """Write all bytes and read them back; their sha256."""
     header = np.frombuffer(_header(shard.tensors), np.uint8)
     with ReadBack(path) as back:
         write_all(file, header.data)
         back.expect("header", header)
-        for block in read_ahead(shard.tensors):
+        for block in read_ahead(shard.tensors, threads=threads):
             write_all(file, block.data.data)
             back.expect(block.name, block.data)
             progress(block.data.nbytes + back.compared())

@@ -7,10 +7,11 @@ Beside the output NAME, on the same file system::
     .NAME.partial/output/    the output so far
     .NAME.partial/whole/     the output once nothing is missing; once swapped, what it replaced
     .NAME.partial/old/       what it replaces, while the system moves it out of the way
+    .NAME.partial/tasks/     where other processes write pieces that are not finished
 
-``whole`` takes the output's name by one rename. A run that is killed, interrupted or out of disk
-leaves this directory if a piece was finished, and the same command finds it; any other error leaves
-nothing.
+``whole`` takes the output's name by one rename. A run that is killed, interrupted, out of disk or
+left by its cluster leaves this directory if a piece was finished, and the same command finds it;
+any other error leaves nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gemma_convert.convert.errors import OutputError
+from gemma_convert.convert.errors import ClusterError, OutputError
 from gemma_convert.convert.writers.journal import Journal
 from gemma_convert.convert.writers.lock import locked
 from gemma_convert.convert.writers.swap import swap
@@ -69,9 +70,19 @@ class Place:
         return self.root / "old"
 
     @property
+    def tasks(self) -> Path:
+        """Where other processes write pieces that are not finished."""
+        return tasks_beside(self.output)
+
+    @property
     def journal(self) -> Path:
         """The journal."""
         return self.root / "journal"
+
+
+def tasks_beside(output: Path) -> Path:
+    """The directory for pieces on their way into ``output``, on the same file system."""
+    return output.parent / "tasks"
 
 
 @contextmanager
@@ -101,6 +112,7 @@ def staging(
     place.out.parent.mkdir(parents=True, exist_ok=True)
     with locked(place.root):
         _settle(place, seal)
+        shutil.rmtree(place.tasks, ignore_errors=True)
         journal = Journal(place.journal, identity)
         try:
             if not journal.pieces:
@@ -194,14 +206,17 @@ def _move_aside(place: Place) -> None:
 
 def _leave(place: Place, journal: Journal, error: BaseException) -> None:
     """Keep what a run can go on from, if the error was none of the data's; else keep nothing."""
-    resumable = isinstance(error, KeyboardInterrupt | OSError)
+    resumable = isinstance(error, KeyboardInterrupt | OSError | ClusterError)
     if not resumable or not journal.pieces:
         _tidy(place)
         if isinstance(error, OSError):
             raise _failed(place, error, "nothing was kept") from error
-        if resumable:
+        if isinstance(error, KeyboardInterrupt):
             error.add_note("nothing was finished, so nothing is kept")
         return
+    if isinstance(error, ClusterError):
+        remedy = f"{error.remedy}: what is finished is kept; {AGAIN}"
+        raise ClusterError(error.what, remedy) from error
     if isinstance(error, OSError):
         raise _failed(place, error, f"what is finished is kept; {AGAIN}") from error
     error.add_note(f"what is finished is kept beside {place.out}; {AGAIN}")
@@ -217,7 +232,7 @@ def _failed(place: Place, error: OSError, kept: str) -> OutputError:
 
 def _tidy(place: Place) -> None:
     """Remove the staging, the lock last, so that nobody takes what is being removed for a run."""
-    for path in (place.output, place.whole, place.old, place.journal):
+    for path in (place.output, place.whole, place.old, place.tasks, place.journal):
         _remove(path)
     (place.root / "lock").unlink(missing_ok=True)
     try:

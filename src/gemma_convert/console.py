@@ -131,7 +131,7 @@ def _lines(label: str, total: int) -> Callable[[int], None]:
         nonlocal done, last
         done += nbytes
         now = time.monotonic()
-        if now - last >= _PLAIN_SECONDS:
+        if done and now - last >= _PLAIN_SECONDS:
             last = now
             rate = done / (now - start)
             left = (total - done) / rate

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gemma_convert.convert.commands.engine_options import engine_option
 from gemma_convert.convert.commands.options import (
     WriteOptions,
     adapter_sources,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:  # numpy is not needed for --help
     type=click.Path(path_type=Path),
     help="Hugging Face directory whose config.json describes an Orbax base.",
 )
+@engine_option
 @write_options
 def command(
     base: Path,
@@ -41,6 +43,7 @@ def command(
     model: str | None,
     config: Path | None,
     base_quantization: Choice,
+    engine: str,
     options: WriteOptions,
 ) -> None:
     """Merge ADAPTERS (PEFT directories, Tunix checkpoints) into BASE; the layout stays.
@@ -71,4 +74,4 @@ def command(
         base_quantization=base_quantization,
         dtype=from_config(options.dtype) if options.dtype else None,
     )
-    execute(job, options, (base, *adapters, *((config,) if config else ())))
+    execute(job, options, (base, *adapters, *((config,) if config else ())), engine=engine)

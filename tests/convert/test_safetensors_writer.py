@@ -71,7 +71,9 @@ def test_the_transposed_square_by_hand(tmp_path: Path) -> None:
 @pytest.mark.parametrize("block_bytes", [2, 7, 64])
 def test_block_by_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int) -> None:
     monkeypatch.setattr(
-        writer, "read_ahead", lambda tensors: read_ahead(tensors, block_bytes=block_bytes)
+        writer,
+        "read_ahead",
+        lambda tensors, threads: read_ahead(tensors, block_bytes=block_bytes, threads=threads),
     )
     values = {
         "a": np.arange(105, dtype=np.float32).reshape(3, 5, 7).transpose(2, 0, 1),

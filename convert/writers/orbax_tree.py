@@ -71,8 +71,8 @@ def _unwrapped_keys(name: str) -> tuple[str, ...]:
 def form_of(layout: Layout, names: Iterable[str]) -> TreeForm:
     """The form in which tensors of these names are written.
 
-    DeepMind's with experts are nested: `load_params` (gemma git 7691fd4) takes a last key ``w`` from
-    all that stands under ``mlp`` in a flat tree, but the model wants that of the router.
+    DeepMind's with experts are nested: ``load_params`` (gemma git 7691fd4) takes a last key ``w``
+    from all that stands under ``mlp`` in a flat tree, but the model wants that of the router.
     """
     if layout is DEEPMIND and any("/mlp/router_logits/" in name for name in names):
         return TreeForm(_unwrapped_keys, None)

@@ -175,7 +175,7 @@ def test_tunix_reads_our_flat_trees(case: str, tmp_path: Path) -> None:
 
 
 def test_a_model_with_experts_is_written_nested(tmp_path: Path) -> None:
-    """The library's reader of flat trees loses the router's last key; nested ones it takes as is."""
+    """The library's reader loses the router's last key of flat trees, of nested ones none."""
     target = convert(hf("gemma4-moe"), DEEPMIND).plan.target
     form = form_of(DEEPMIND, target)
     assert form.keys("transformer/layer_0/mlp/router_logits/w") == (

@@ -34,7 +34,11 @@ def inspect(
         alpha: LoRA alpha, where the checkpoint does not say it.
     """
     weights, pairs, problems = _factors(checkpoint)
-    evidence = explain(weights or {name: pair.b for name, pair in pairs.items()})
+    factors = {name: pair.b for name, pair in pairs.items()}
+    evidence = explain(weights or factors)
+    if not evidence and factors:  # a training state's step beside the factors
+        weights = weights.replace(tensors={})
+        evidence = explain(factors)
     report: dict[str, Any] = {
         "path": checkpoint.source,
         "format": checkpoint.format,
@@ -136,12 +140,16 @@ def _model(
     }
 
 
-def _guessed(weights: Checkpoint, pairs: dict[str, Pair], spelling: Spelling) -> dict[str, Any]:
+def _guessed(
+    weights: Checkpoint, pairs: dict[str, Pair], spelling: Spelling
+) -> dict[str, Any] | None:
     shapes = {name: tensor.shape for name, tensor in weights.items()}
     for name, pair in pairs.items():
         shape = weight_shape(name, pair.a.shape, pair.b.shape, spelling, families())
         if shape is not None:
             shapes.setdefault(name, shape)
+    if not shapes:
+        return None  # factors alone, whose shapes tell no weight's
     found = guess(shapes, spelling, families())
     return {
         "family": " or ".join(found.families),

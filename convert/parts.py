@@ -9,7 +9,7 @@ from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import LayoutError
 from gemma_convert.convert.layouts import Layout, Spelling
 from gemma_convert.convert.model import Model
-from gemma_convert.convert.registry import recognise
+from gemma_convert.convert.registry import explain, recognise
 from gemma_convert.convert.tensor import Tensor, blocks
 from gemma_convert.convert.towers import Found, find_towers
 from gemma_convert.surgery.adapters.adapter import Pair
@@ -52,6 +52,9 @@ def take_apart(checkpoint: Checkpoint, model: Model, layout: Layout | None = Non
         AdapterError: If LoRA factors do not form pairs.
     """
     weights, pairs = split_factors(checkpoint)
+    if pairs and not explain(weights):
+        left = dict.fromkeys(weights, "no weight of a layout known here, beside LoRA factors")
+        return Parts(weights.replace(tensors={}), None, {}, pairs, left)
     if not weights:
         return Parts(weights, None, {}, pairs, {})
     named, spelling = recognise(weights, layout)

@@ -119,13 +119,13 @@ def unstacked(checkpoint: Checkpoint, model: Network, spelling: Spelling) -> Che
     stacking = stacking_of(model, spelling)
     if stacking is None:
         return checkpoint
-    slots = dict(_slots(model, spelling, stacking))
+    found = dict(slots(model, spelling, stacking))
     counts: dict[str, Index] = {}
-    for slot in slots.values():
+    for slot in found.values():
         seen = counts.get(slot.name, (0,) * len(slot.index))
         counts[slot.name] = tuple(max(n, i + 1) for n, i in zip(seen, slot.index, strict=True))
     tensors = {name: t for name, t in checkpoint.items() if name not in counts}
-    for name, slot in slots.items():
+    for name, slot in found.items():
         if slot.name in checkpoint:
             array = checkpoint[slot.name]
             axis = _axis(stacking, len(array.shape) - len(slot.index))
@@ -151,11 +151,11 @@ def stacked(
     stacking = stacking_of(model, spelling)
     if stacking is None:
         return checkpoint
-    slots = dict(_slots(model, spelling, stacking))
+    found = dict(slots(model, spelling, stacking))
     grids: dict[str, dict[Index, tuple[str, Tensor | None]]] = {}
-    for name, slot in slots.items():
+    for name, slot in found.items():
         grids.setdefault(slot.name, {})[slot.index] = (name, checkpoint.get(name))
-    tensors = {name: t for name, t in checkpoint.items() if name not in slots}
+    tensors = {name: t for name, t in checkpoint.items() if name not in found}
     for name, grid in grids.items():
         if any(tensor is not None for _, tensor in grid.values()):
             layers = _alike(name, grid, partial=partial)
@@ -165,7 +165,7 @@ def stacked(
     return checkpoint.replace(tensors=tensors)
 
 
-def _slots(model: Network, spelling: Spelling, stacking: Stacking) -> Iterator[tuple[str, Slot]]:
+def slots(model: Network, spelling: Spelling, stacking: Stacking) -> Iterator[tuple[str, Slot]]:
     """Every name of a layer's tensor, with where it lies."""
     count, block = len(model.layers), period(model, stacking)
     for parameter in model.parameters():

@@ -32,6 +32,8 @@ from gemma_convert.surgery.adapter_output import adapter_job, span
 from gemma_convert.surgery.adapters.adapter import Adapter, Pair
 from gemma_convert.surgery.adapters.forms import PEFT, QWIX
 from gemma_convert.surgery.adapters.matrices import matrices, require_matrices, with_matrices
+from gemma_convert.surgery.adapters.maxtext import LAYOUTS as MAXTEXT_LAYOUTS
+from gemma_convert.surgery.adapters.maxtext import unrolled
 from gemma_convert.surgery.adapters.open import Source, opened
 from gemma_convert.surgery.adapters.paths import original_paths, renamed
 from gemma_convert.surgery.adapters.respell import respell
@@ -134,6 +136,7 @@ def combine_lora(
 def _plain(source: Source, as_peft: bool, model: Model | None, alpha: float | None) -> Adapter:
     """The adapter of a source in the output's form; names without any wrapper's prefix."""
     adapter = opened(source, alpha if source.takes_alpha else None)
+    adapter = unrolled(adapter, model) if model is not None else adapter
     check_values(adapter, allow_zero=True)
     require_matrices(adapter)
     magnitudes = [name for name, pair in adapter.pairs.items() if pair.magnitude is not None]
@@ -143,7 +146,7 @@ def _plain(source: Source, as_peft: bool, model: Model | None, alpha: float | No
             f"{adapter.source}: {name}: {what}, of which there is no sum",
             "merge the adapters: gemma-convert surgery merge-lora",
         )
-    if source.is_peft == as_peft:
+    if source.is_peft == as_peft and adapter.spelling.layout not in MAXTEXT_LAYOUTS:
         return adapter
     if model is None:
         raise AdapterError(

@@ -16,6 +16,7 @@ from gemma_convert.convert.plan import make_plan, reached
 from gemma_convert.convert.tensor import Tensor, cast_floats
 from gemma_convert.surgery.adapters.adapter import Adapter
 from gemma_convert.surgery.adapters.forms import PEFT, QWIX
+from gemma_convert.surgery.adapters.maxtext import unrolled
 from gemma_convert.surgery.adapters.open import Source, opened
 from gemma_convert.surgery.adapters.peft_write import one_scale, peft_config, peft_tensors
 from gemma_convert.surgery.adapters.qwix_write import qwix_metadata, qwix_tensors
@@ -49,7 +50,7 @@ def to_peft(
     revision: str | None = None,
     baked: bool = False,
 ) -> Exchange:
-    """A Tunix adapter as PEFT's.
+    """A Tunix or MaxText adapter as PEFT's.
 
     Args:
         source: The adapter.
@@ -68,7 +69,7 @@ def to_peft(
         raise AdapterError(f"{source.checkpoint.source}: a PEFT adapter already", "use it as it is")
     nested = text_config(config) is not config
     spelling = Spelling(HF, "model.language_model." if nested else HF.default_prefix)
-    adapter = respell(_checked(source, alpha), model, spelling, PEFT)
+    adapter = respell(_checked(source, alpha, model), model, spelling, PEFT)
     adapter = bake(adapter) if baked else adapter
     notes = () if one_scale(adapter) else (_SEVERAL_SCALES,)
     job = _job(peft_tensors(adapter), adapter, source, model, dtype, notes)
@@ -91,7 +92,7 @@ def to_qwix(source: Source, model: Model, *, dtype: DType | None = None) -> Exch
         raise AdapterError(
             f"{name}: not a PEFT adapter", "give a directory with adapter_config.json"
         )
-    adapter = respell(_checked(source, None), model, Spelling(TUNIX, ""), QWIX)
+    adapter = respell(_checked(source, None, model), model, Spelling(TUNIX, ""), QWIX)
     job = _job(qwix_tensors(adapter), adapter, source, model, dtype, ())
     return Exchange(job, adapter, qwix_metadata(adapter))
 
@@ -102,8 +103,8 @@ _SEVERAL_SCALES = (
 )
 
 
-def _checked(source: Source, alpha: float | None) -> Adapter:
-    adapter = opened(source, alpha)
+def _checked(source: Source, alpha: float | None, model: Model) -> Adapter:
+    adapter = unrolled(opened(source, alpha), model)
     check_values(adapter, allow_zero=True)  # nothing is lost by carrying zeros along
     return adapter
 

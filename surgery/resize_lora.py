@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 
 from gemma_convert.convert.dtypes import DType
+from gemma_convert.convert.errors import AdapterError
 from gemma_convert.surgery.adapter_output import adapter_job, difference, span
 from gemma_convert.surgery.adapters.adapter import Adapter, Pair
 from gemma_convert.surgery.adapters.matrices import matrices, require_matrices, with_matrices
+from gemma_convert.surgery.adapters.maxtext import LAYOUTS as MAXTEXT_LAYOUTS
 from gemma_convert.surgery.adapters.open import Source, opened
 from gemma_convert.surgery.adapters.paths import original_paths, renamed
 from gemma_convert.surgery.adapters.values import check_values
@@ -39,6 +41,11 @@ def resize_lora(
     """
     adapter = opened(source, alpha)
     require_matrices(adapter)
+    if adapter.spelling.layout in MAXTEXT_LAYOUTS:
+        raise AdapterError(
+            f"{adapter.source}: a MaxText adapter, and none is written here",
+            "make it a PEFT adapter first: gemma-convert orbax-to-peft",
+        )
     check_values(adapter, allow_zero=True)
     pairs: dict[str, Pair] = {}
     modules: dict[str, Any] = {}

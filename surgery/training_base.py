@@ -56,12 +56,13 @@ def as_trained(
         name: placed
         for adapter in adapters
         for name, placed in place(adapter, model).items()
-        if placed.pair.form is QWIX
+        if placed.pair.form is QWIX and adapter.spelling.layout is TUNIX
     }
     if not covered:
         raise AdapterError(
-            f"--base-quantization {scheme.qtype}: none of the adapters is one of Qwix, whose codes "
-            "these are; PEFT's base was quantised by other rules (bitsandbytes)",
+            f"--base-quantization {scheme.qtype}: none of the adapters is one of Qwix in "
+            "Tunix, whose codes these are; MaxText's are of other axis orders, and PEFT's base was "
+            "quantised by other rules (bitsandbytes)",
             "leave it out, or give the adapter as the Tunix checkpoint that training wrote",
         )
     plain = relayout(weights, model, spelling, NATIVE, partial=True)

@@ -134,10 +134,10 @@ def _write_hf(
 
 def _write_orbax(job: Job, directory: Path, advance: _Advance, journal: Journal) -> dict[str, str]:
     from gemma_convert.convert.writers.orbax import write_verified
-    from gemma_convert.convert.writers.orbax_tree import FORMS
+    from gemma_convert.convert.writers.orbax_tree import form_of
 
     # Orbax starts jax's backend to write; it must not take an accelerator for that.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    form = FORMS[job.layout.name]
+    form = form_of(job.layout, job.plan.target)
     write_verified(job.plan.target, directory, form=form, progress=advance, journal=journal)
     return {}

@@ -28,6 +28,7 @@ from gemma_convert.convert.readers.orbax_metadata import (
 from gemma_convert.convert.readers.orbax_steps import STEP_FILE, TREE_FILE, Location, find_tree
 from gemma_convert.convert.readers.orbax_tensor import ChunkCache, OrbaxTensor, damaged
 from gemma_convert.convert.readers.provenance import with_provenance
+from gemma_convert.convert.readers.safetensors import ADAPTER_CONFIG_NAME
 
 VALUE_SUFFIX = ".value"
 
@@ -52,8 +53,9 @@ def open_orbax(
     """Open a checkpoint's root, one of its steps, an item of a step, or a tree alone.
 
     The checkpoint's ``metadata`` holds ``custom_metadata`` (of the tree, then of the step),
-    ``step``, ``item``, ``items``, ``steps`` and ``tree_value_suffix``: whether ``.value`` was
-    removed from all names.
+    ``beside`` (the adapter_config.json that MaxText keeps in the root of an adapter), ``step``,
+    ``item``, ``items``, ``steps`` and ``tree_value_suffix``: whether ``.value`` was removed from
+    all names.
 
     Args:
         path: The directory.
@@ -163,7 +165,9 @@ def _metadata(location: Location, tree: TreeMetadata, suffix: bool) -> dict[str,
     path = location.holder / STEP_FILE
     if path.is_file():
         custom.update(custom_metadata(read_object(path), path))
+    beside = location.holder.resolve().parent / ADAPTER_CONFIG_NAME
     return {
+        "beside": read_object(beside) if beside.is_file() else {},
         "custom_metadata": custom,
         "step": location.step,
         "item": location.item,

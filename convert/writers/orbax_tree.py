@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gemma_convert.convert.errors import OutputError
-from gemma_convert.convert.layouts import SIGLIP_FLAT, SIGLIP_WRITTEN
+from gemma_convert.convert.layouts import DEEPMIND, SIGLIP_FLAT, SIGLIP_WRITTEN, Layout
 from gemma_convert.convert.tensor import Tensor
 
 CHUNK_BYTES = 16 << 20
@@ -61,6 +61,22 @@ FORMS: Mapping[str, TreeForm] = {
     "maxtext-unscanned": TreeForm(_nested_keys, "items"),
 }
 """Layout name to the form in which it is written."""
+
+
+def _unwrapped_keys(name: str) -> tuple[str, ...]:
+    """``layer_0/attn/q_einsum/w``: one key a word, nothing around the transformer."""
+    return tuple(name.removeprefix(DEEPMIND.default_prefix).split("/"))
+
+
+def form_of(layout: Layout, names: Iterable[str]) -> TreeForm:
+    """The form in which tensors of these names are written.
+
+    DeepMind's with experts are nested: ``load_params`` (gemma git 7691fd4) takes a last key ``w``
+    from all that stands under ``mlp`` in a flat tree, but the model wants that of the router.
+    """
+    if layout is DEEPMIND and any("/mlp/router_logits/" in name for name in names):
+        return TreeForm(_unwrapped_keys, None)
+    return FORMS[layout.name]
 
 
 def make_tree(tensors: Mapping[str, Tensor], form: TreeForm) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -62,7 +63,7 @@ def describe_pairs(kind: str, pairs: Mapping[str, Pair]) -> dict[str, Any]:
 
 def module_of(name: str) -> str:
     """What a weight is, whatever its layer: ``self_attn.q_proj`` or ``attn.q_einsum``."""
-    words = [word for word in name.split(".") if not word.isdigit()]
+    words = [word for word in re.split("[./]", name) if not word.isdigit()]
     if words[-1] in ("weight", "w", "kernel"):
         words = words[:-1]
     return ".".join(words[-2:])

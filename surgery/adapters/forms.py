@@ -4,6 +4,7 @@
 a weight ``(n h) d`` with inputs d:
 
     Qwix   A  d r             B  r n h          each axis a dimension, in the order of the weight
+           A  d r             B  r (n h)        matrices, where the product is a dot_general
     PEFT   A  r d             B  (n h) r        matrices
 
 Experts are several matrices in one array, ``e (c m) d``. PEFT (``lora.ParamWrapper``) then has
@@ -39,6 +40,11 @@ class Form:
     texts: Callable[[Row, Layout], tuple[str, str]]
     rank_axis: int
 
+    @property
+    def is_qwix(self) -> bool:
+        """Whether Qwix makes such factors: those of one product, A with the rank behind."""
+        return self.rank_axis == -1
+
     def patterns(self, row: Row, layout: Layout) -> tuple[Pattern, Pattern]:
         """Axis patterns of A and B for ``row``, whose weight is laid out as in ``layout``."""
         a, b = self.texts(row, layout)
@@ -48,6 +54,11 @@ class Form:
 def _qwix(row: Row, layout: Layout) -> tuple[str, str]:
     inputs, outputs = row.factor_axes(layout)
     return " ".join((*inputs, RANK)), " ".join((RANK, *outputs))
+
+
+def _qwix_matrices(row: Row, layout: Layout) -> tuple[str, str]:
+    inputs, outputs = row.factor_axes(layout)
+    return f"{_text([inputs])} {RANK}", f"{RANK} {_text([outputs])}"
 
 
 def _peft(row: Row, layout: Layout) -> tuple[str, str]:
@@ -83,5 +94,6 @@ def _text(groups: Sequence[tuple[str, ...]]) -> str:
 
 
 QWIX = Form("Qwix", _qwix, rank_axis=-1)
+QWIX_MATRICES = Form("Qwix", _qwix_matrices, rank_axis=-1)
 PEFT = Form("PEFT", _peft, rank_axis=0)
 PEFT_UNTIL_018 = Form("PEFT until 0.18", _peft_until_018, rank_axis=0)

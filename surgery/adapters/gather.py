@@ -10,6 +10,7 @@ from gemma_convert.convert.errors import AdapterError
 from gemma_convert.convert.model import Model
 from gemma_convert.surgery import head
 from gemma_convert.surgery.adapters.adapter import Adapter, Pair, digest
+from gemma_convert.surgery.adapters.maxtext import unrolled
 from gemma_convert.surgery.adapters.open import Source, opened
 from gemma_convert.surgery.adapters.qwix import read_qwix, stored_alpha
 from gemma_convert.surgery.adapters.values import check_values
@@ -48,6 +49,7 @@ def gather(
         own = None if elsewhere and stored_alpha(source.metadata) is not None else alpha
         found.append(read_qwix(pairs, source.metadata, own, source.source))
     found += [opened(other, alpha) for other in others]
+    found = [unrolled(adapter, model) for adapter in found]
     for adapter in found:
         check_values(adapter, allow_zero=allow_zero)
     return tuple(head.tied(adapter, model) if model.tied else adapter for adapter in found)

@@ -13,7 +13,6 @@ import numpy as np
 from gemma_convert.convert.errors import AdapterError
 from gemma_convert.convert.tensor import Array, ArrayTensor, Tensor
 from gemma_convert.surgery.adapters.adapter import Adapter, Pair
-from gemma_convert.surgery.adapters.forms import QWIX
 
 
 class Computed(ArrayTensor):
@@ -33,7 +32,7 @@ class Computed(ArrayTensor):
 def matrices(pair: Pair) -> tuple[Array, Array]:
     """A (r, inputs) and B (outputs, r) of ``pair``, float64."""
     a, b = (factor.numpy().astype(np.float64) for factor in (pair.a, pair.b))
-    if pair.form is QWIX:
+    if pair.form.is_qwix:
         return a.reshape(-1, pair.rank).T, b.reshape(pair.rank, -1).T
     return a, b
 
@@ -50,7 +49,7 @@ def with_matrices(
         dtype: To store them in; each value is rounded once.
         parents: What they were computed from; the factors of ``pair`` if empty.
     """
-    if pair.form is QWIX:
+    if pair.form.is_qwix:
         a, b = a.T.reshape(*pair.a.shape[:-1], -1), b.T.reshape(-1, *pair.b.shape[1:])
     parents = parents or (pair.a, pair.b)
     tensors = [Computed(np.ascontiguousarray(array.astype(dtype)), parents) for array in (a, b)]

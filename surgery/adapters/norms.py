@@ -18,9 +18,11 @@ from gemma_convert.convert.model import Model
 from gemma_convert.convert.pattern import Pattern
 from gemma_convert.convert.relayout import Relaid, relayout
 from gemma_convert.convert.repeats import Part
+from gemma_convert.convert.stack import unstacked
 from gemma_convert.convert.tensor import Array, Tensor, blocks, whole
 from gemma_convert.surgery.adapters.adapter import Adapter
 from gemma_convert.surgery.adapters.forms import RANK
+from gemma_convert.surgery.adapters.maxtext import unrolled
 from gemma_convert.surgery.adapters.place import Placed, place
 
 
@@ -40,6 +42,7 @@ def relative_norms(
     Raises:
         AdapterError: If a pair does not fit the base.
     """
+    adapter = unrolled(adapter, model)
     placed = place(adapter, model)
     needed = {
         spelling.prefix + short
@@ -49,9 +52,10 @@ def relative_norms(
     some = {name: tensor for name, tensor in weights.items() if name in needed}
     if not some:
         return {}
-    base: Mapping[str, Tensor] = relayout(
+    respelled = relayout(
         weights.replace(tensors=some), model, spelling, adapter.spelling, partial=True
     )
+    base: Mapping[str, Tensor] = unstacked(respelled, model, adapter.spelling)
     found: dict[str, float] = {}
     for name, pair in placed.items():
         if name in base:

@@ -11,7 +11,7 @@ from gemma_convert.convert.model import Model
 from gemma_convert.convert.network import Parameter
 from gemma_convert.convert.pattern import Pattern, Sizes
 from gemma_convert.surgery.adapters.adapter import Adapter, Pair
-from gemma_convert.surgery.adapters.forms import QWIX, RANK, Form
+from gemma_convert.surgery.adapters.forms import RANK, Form
 
 _OTHER_BASE = "give the base that the adapter was trained on"
 
@@ -68,7 +68,7 @@ def no_module(adapter: Adapter, names: list[str], what: str) -> AdapterError:
 def _takes(parameter: Parameter, pair: Pair) -> bool:
     """Whether such a pair can change the parameter: Qwix adapts products alone."""
     row = parameter.row
-    return row.is_product if pair.form is QWIX else bool(row.inputs)
+    return row.is_product if pair.form.is_qwix else bool(row.inputs)
 
 
 def _fitted(adapter: Adapter, name: str, pair: Pair, parameter: Parameter) -> Pair:
@@ -83,7 +83,7 @@ def _fitted(adapter: Adapter, name: str, pair: Pair, parameter: Parameter) -> Pa
     layout = adapter.spelling.layout
     wrong = {form: _misfit(form, pair, parameter, layout) for form in pair.forms}
     fits = [form for form, misfit in wrong.items() if not misfit]
-    if len(fits) == 1:
+    if len({form.patterns(parameter.row, layout) for form in fits}) == 1:
         return replace(pair, forms=(fits[0],))
     if fits:
         raise AdapterError(

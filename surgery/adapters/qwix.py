@@ -1,4 +1,7 @@
-"""LoRA adapters as Qwix and Tunix store them: ``<weight>_lora_a`` and ``_b`` in an Orbax tree."""
+"""LoRA adapters as Qwix and Tunix store them: ``<weight>_lora_a`` and ``_b`` in an Orbax tree.
+
+MaxText's are told by their names and spelled by `maxtext`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import AdapterError
 from gemma_convert.convert.layouts import TUNIX, Spelling
 from gemma_convert.convert.tensor import Tensor
+from gemma_convert.surgery.adapters import maxtext
 from gemma_convert.surgery.adapters.adapter import Adapter, Pair
+from gemma_convert.surgery.adapters.forms import Form
 from gemma_convert.surgery.quantised import dequantised
 
 ALPHAS = "alpha_by_module"
@@ -21,7 +26,7 @@ ALPHAS = "alpha_by_module"
 def read_qwix(
     pairs: Mapping[str, Pair], metadata: Mapping[str, Any], alpha: float | None, source: str
 ) -> Adapter:
-    """The adapter of a Tunix checkpoint, its scales resolved; every scale is alpha / r.
+    """The adapter of a Tunix or MaxText checkpoint; every scale is alpha / r.
 
     Args:
         pairs: As `split_factors` found them.
@@ -38,11 +43,14 @@ def read_qwix(
     shared = resolve_alpha(metadata, alpha, source) if rest else 0.0
     alphas = {**dict.fromkeys(rest, shared), **own}
     scales = {name: alphas[name] / pair.rank for name, pair in pairs.items()}
-    return Adapter(pairs, scales, Spelling(TUNIX, ""), source, kind="Qwix LoRA")
+    adapter = Adapter(pairs, scales, Spelling(TUNIX, ""), source, kind="Qwix LoRA")
+    if not any(maxtext.is_maxtexts(name) for name in pairs):
+        return adapter
+    return maxtext.spelled(adapter)
 
 
 def split_factors(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Pair]]:
-    """Separate the LoRA factors of a Qwix / Tunix tree from its weights.
+    """Separate the LoRA factors of a Qwix, Tunix or MaxText tree from its weights.
 
     Returns:
         The checkpoint without the factors, quantised weights dequantised, and weight name to pair.
@@ -51,27 +59,39 @@ def split_factors(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Pair]]:
         AdapterError: If a factor stands alone, or the two ranks differ.
         InputError: If a quantised weight lacks a part.
     """
-    factors: dict[str, dict[str, Tensor]] = {}
+    factors: dict[tuple[str, bool], dict[str, Tensor]] = {}
     weights: dict[str, Tensor] = {}
     for name, tensor in checkpoint.items():
         stem, mark, side = name.rpartition("_lora_")
-        if mark and side in ("a", "b"):
-            factors.setdefault(stem, {})[side] = tensor
+        native = maxtext.native_factor(name)
+        if native is not None:
+            factors.setdefault((native[0], True), {})[native[1]] = tensor
+        elif mark and side in ("a", "b"):
+            factors.setdefault((stem, False), {})[side] = tensor
         else:
             weights[name] = tensor
-    pairs = {stem: _pair(checkpoint.source, stem, sides) for stem, sides in factors.items()}
+    pairs: dict[str, Pair] = {}
+    for (stem, is_native), sides in factors.items():
+        if stem in pairs:
+            raise AdapterError(
+                f"{checkpoint.source}: {stem} has factors by MaxText and by Qwix",
+                "remove those that are not meant",
+            )
+        pairs[stem] = _pair(checkpoint.source, stem, sides, maxtext.forms(stem, native=is_native))
     return checkpoint.replace(tensors=dequantised(checkpoint.source, weights)), pairs
 
 
-def _pair(source: str, stem: str, sides: Mapping[str, Tensor]) -> Pair:
+def _pair(source: str, stem: str, sides: Mapping[str, Tensor], forms: tuple[Form, ...]) -> Pair:
     for side in ("a", "b"):
         if side not in sides:
             raise AdapterError(
                 f"{source}: {stem}_lora_{side} is missing, its other factor is there",
                 "the checkpoint is incomplete",
             )
-    pair = Pair(sides["a"], sides["b"])
-    if not pair.a.shape or not pair.b.shape or pair.a.shape[-1] != pair.b.shape[0]:
+    pair = Pair(sides["a"], sides["b"], forms)
+    # of MaxText's layers, that may lie in front of the rank, the model will tell more
+    leading = pair.b.shape[: 3 if maxtext.is_maxtexts(stem) else 1]
+    if not pair.a.shape or pair.a.shape[-1] not in leading:
         raise AdapterError(
             f"{source}: {stem}: the factors disagree on the rank: "
             f"A {list(pair.a.shape)} ends in r, B {list(pair.b.shape)} begins with r",
@@ -83,13 +103,15 @@ def _pair(source: str, stem: str, sides: Mapping[str, Tensor]) -> Pair:
 def stored_alpha(metadata: Mapping[str, Any]) -> float | None:
     """The alpha in a checkpoint's custom metadata, if it is there.
 
-    ``{"lora": {"alpha": 16}}``, ``{"lora_alpha": 16}`` and ``{"alpha": 16}`` are understood.
+    ``{"lora": {"alpha": 16}}``, ``{"lora_alpha": 16}`` and ``{"alpha": 16}`` are understood, and
+    the adapter_config.json that MaxText writes beside the steps.
 
     Raises:
         AdapterError: If there are several that differ, one is not a number, or the metadata asks
             for a scale other than alpha / r.
     """
     custom, nested = _custom(metadata)
+    beside = maxtext.beside(metadata)
     if nested.get("use_rslora") or custom.get("use_rslora"):
         raise AdapterError(
             "the checkpoint's metadata says use_rslora: its scale is alpha / sqrt(r), which Qwix "
@@ -97,7 +119,7 @@ def stored_alpha(metadata: Mapping[str, Any]) -> float | None:
             "save alpha * sqrt(r) as alpha, and no use_rslora",
         )
     places = [nested.get("alpha"), nested.get("lora_alpha")]
-    places += [custom.get("lora_alpha"), custom.get("alpha")]
+    places += [custom.get("lora_alpha"), custom.get("alpha"), beside.get("lora_alpha")]
     found = [_number(place) for place in places if place is not None]
     if len(set(found)) > 1:
         listed = " and ".join(f"{value:g}" for value in found)
@@ -113,7 +135,8 @@ def check_rank(metadata: Mapping[str, Any], pairs: Mapping[str, Pair]) -> None:
             ``{"rank": 8}`` are understood.
     """
     custom, nested = _custom(metadata)
-    places = (nested.get("rank"), nested.get("r"), custom.get("lora_rank"), custom.get("rank"))
+    places = [nested.get("rank"), nested.get("r"), nested.get("lora_rank")]
+    places += [custom.get("lora_rank"), custom.get("rank"), maxtext.beside(metadata).get("r")]
     ranks = [place for place in places if place is not None]
     for rank, (name, pair) in ((rank, item) for rank in ranks for item in pairs.items()):
         if str(rank) != str(pair.rank):

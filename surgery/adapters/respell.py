@@ -83,7 +83,7 @@ def respell(adapter: Adapter, model: Model, spelling: Spelling, form: Form) -> A
     Raises:
         AdapterError: If the target cannot hold a part of it; the message names the part.
     """
-    placed = place(adapter, model)
+    placed = {name: _plain(p, adapter) for name, p in place(adapter, model).items()}
     _require_factors(adapter, placed, form)
     pairs: dict[str, Pair] = {}
     scales: dict[str, float] = {}
@@ -115,6 +115,12 @@ def respell(adapter: Adapter, model: Model, spelling: Spelling, form: Form) -> A
         unused=tuple(unused),
         notes=(*adapter.notes, *_summed(notes)),
     )
+
+
+def _plain(placed: Placed, adapter: Adapter) -> Placed:
+    """``placed`` with the scale that it has on plain values: MaxText's queries hold a factor."""
+    stored = placed.parameter.values(adapter.spelling.layout, placed.at)
+    return placed if stored.scale == 1 else replace(placed, scale=placed.scale / stored.scale)
 
 
 def _require_factors(adapter: Adapter, placed: Mapping[str, Placed], form: Form) -> None:

@@ -18,7 +18,7 @@ from gemma_convert.convert.readers import open_orbax, open_safetensors
 from gemma_convert.convert.registry import recognise
 from gemma_convert.convert.tensor import Array
 from gemma_convert.convert.writers.orbax import verify_orbax, write_orbax
-from gemma_convert.convert.writers.orbax_tree import FORMS
+from gemma_convert.convert.writers.orbax_tree import FORMS, form_of
 from tests import layout_law, tiny
 from tests.checkpoints import GEMMA3, GEMMA4, arrays, assert_same_bits, base_arrays, memory
 
@@ -172,3 +172,22 @@ def test_tunix_reads_our_flat_trees(case: str, tmp_path: Path) -> None:
         str(tmp_path / "flat"), config, dtype=jnp.dtype(np.float32)
     )
     assert_same_bits(tiny.tunix_arrays(model), arrays(hf_to_orbax(base).plan.target))
+
+
+def test_a_model_with_experts_is_written_nested(tmp_path: Path) -> None:
+    """The library's reader loses the router's last key of flat trees, of nested ones none."""
+    target = convert(hf("gemma4-moe"), DEEPMIND).plan.target
+    form = form_of(DEEPMIND, target)
+    assert form.keys("transformer/layer_0/mlp/router_logits/w") == (
+        *("layer_0", "mlp", "router_logits", "w"),
+    )
+    directory = tmp_path / "nested"
+    directory.mkdir()
+    write_orbax(target, directory, form=form)
+    named, spelling = recognise(open_orbax(directory))
+    assert (spelling.layout, spelling.prefix) == (DEEPMIND, "")
+    assert_same_bits(
+        {f"transformer/{name}": array for name, array in arrays(named).items()}, arrays(target)
+    )
+    dense = convert(hf("gemma4"), DEEPMIND).plan.target
+    assert form_of(DEEPMIND, dense) is FORMS["deepmind"]

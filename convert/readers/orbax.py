@@ -15,6 +15,7 @@ from typing import Any
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.readers.jsonfile import read_bytes, read_object
+from gemma_convert.convert.readers.links import check_files
 from gemma_convert.convert.readers.names import in_natural_order
 from gemma_convert.convert.readers.orbax_metadata import (
     ARRAYS,
@@ -63,9 +64,10 @@ def open_orbax(
             with its metadata.
 
     Raises:
-        InputError: Anything unfinished, missing, ambiguous or damaged.
+        InputError: Anything unfinished, missing, ambiguous or damaged, a link out of the tree.
     """
     location = find_tree(path, step, item)
+    check_files(location.tree)
     tree = read_tree_metadata(location.tree)
     dropped = {
         leaf.name: NOT_ON_DISK[leaf.kind] for leaf in tree.leaves if leaf.kind in NOT_ON_DISK

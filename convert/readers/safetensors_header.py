@@ -19,6 +19,7 @@ from typing import Any
 from gemma_convert.convert import dtypes
 from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.readers.jsonfile import DOWNLOAD_AGAIN, parse_object, refuse_lfs_pointer
+from gemma_convert.convert.readers.regular_file import open_regular
 from gemma_convert.convert.readers.names import in_natural_order
 
 HEADER_LIMIT = 100_000_000
@@ -82,7 +83,7 @@ def read_header(path: Path) -> Header:
         InputError: Anything that the format does not allow, a file cut short, a Git LFS pointer.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             stat = os.fstat(file.fileno())
             start = file.read(_LENGTH_BYTES)
             # A pointer is told by its text: as a length, that text would be an absurd number.

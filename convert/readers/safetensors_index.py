@@ -81,6 +81,11 @@ def _check_shard(name: str, shard: Any, path: Path) -> None:
             f"{path} puts tensor {name!r} in {shard!r}, which leaves the directory",
             "do not use this index: download it again from a source you trust",
         )
+    if not shard.isprintable():
+        raise InputError(
+            f"{path} puts tensor {name!r} in {shard!r}, which holds control characters",
+            "do not use this index: download it again from a source you trust",
+        )
     if not shard.endswith(".safetensors"):
         raise InputError(
             f"{path} puts tensor {name!r} in {shard!r}, which is no safetensors file",

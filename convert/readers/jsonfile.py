@@ -23,6 +23,9 @@ walks the value would have to bear thousands."""
 
 _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
 
+DIGITS_LIMIT = 300
+"""Most digits of a whole number: all that a float can hold, so that any can be computed with."""
+
 DOWNLOAD_AGAIN = "download it again"
 
 
@@ -39,7 +42,7 @@ def parse_object(data: bytes, what: str) -> dict[str, Any]:
     """
     refuse_lfs_pointer(data, what)
     try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=_no_key_twice)
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=_no_key_twice, parse_int=_int)
     except UnicodeDecodeError as error:
         raise InputError(f"{what} is not UTF-8: {error.reason}", DOWNLOAD_AGAIN) from error
     except _KeyTwiceError as error:
@@ -95,6 +98,12 @@ def refuse_lfs_pointer(start: bytes, what: str) -> None:
             f"{what} is a Git LFS pointer, not the file itself",
             "run `git lfs pull` in its repository",
         )
+
+
+def _int(digits: str) -> int:
+    if len(digits) > DIGITS_LIMIT:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
 
 
 def _is_deep(value: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.readers.jsonfile import LFS_POINTER, refuse_lfs_pointer
 from gemma_convert.convert.readers.links import refuse_leaving
 from gemma_convert.convert.readers.regular_file import open_regular
@@ -39,14 +40,19 @@ def side_files(directory: Path) -> dict[str, Path]:
     devices.
 
     Raises:
-        InputError: One of them is a Git LFS pointer, or a link out of the directory.
+        InputError: One of them is a Git LFS pointer, a link out of the directory, or has control
+            characters in its name.
     """
     found = [path for path in directory.iterdir() if travels(path.name)]
     for folder in FOLDERS:
         if (directory / folder).is_dir():
             found += (path for path in (directory / folder).iterdir() if path.name[0] != ".")
     files = {str(path.relative_to(directory)): path for path in found if path.is_file()}
-    for path in files.values():
+    for name, path in files.items():
+        if not name.isprintable():
+            raise InputError(
+                f"{directory} holds a file called {name!r}, with control characters", "rename it"
+            )
         refuse_leaving(path, directory)
         with open_regular(path) as file:
             refuse_lfs_pointer(file.read(len(LFS_POINTER)), str(path))

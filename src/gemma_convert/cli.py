@@ -98,7 +98,9 @@ def _notes(error: BaseException) -> list[str]:
 def _one_line(error: Exception) -> str:
     from gemma_convert.convert.errors import GemmaConvertError
 
-    text = " ".join(str(error).split())
+    from gemma_convert.convert.printable import one_line
+
+    text = one_line(" ".join(str(error).split()))
     if isinstance(error, GemmaConvertError | OSError):
         return text
     return f"{type(error).__name__}: {text} (a bug here; run again with --debug and report it)"

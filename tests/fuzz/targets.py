@@ -205,39 +205,39 @@ HEADER = (damage_header, damage_header, damage_bytes)
 BINARY = (damage_bytes,)
 
 TARGETS: Mapping[str, Target] = {
-    "safetensors": Target(9000, _small, {"*.safetensors": HEADER}, look, keeps_values=False),
+    "safetensors": Target(10000, _small, {"*.safetensors": HEADER}, look, keeps_values=False),
     "model header": Target(
-        1200, _model, {"*.safetensors": HEADER}, look_and_plan, keeps_values=False
+        1500, _model, {"*.safetensors": HEADER}, look_and_plan, keeps_values=False
     ),
     "index": Target(2500, _sharded, {"*.index.json": JSON_FILE}, look),
-    "config": Target(2500, _model, {"config.json": JSON_FILE}, look_and_plan),
-    "gemma 4 config": Target(1500, _gemma4, {"config.json": JSON_FILE}, look_and_plan),
-    "adapter config": Target(2500, _peft, {"adapter_config.json": JSON_FILE}, look_and_resolve),
+    "config": Target(1500, _model, {"config.json": JSON_FILE}, look_and_plan),
+    "gemma 4 config": Target(600, _gemma4, {"config.json": JSON_FILE}, look_and_plan),
+    "adapter config": Target(2200, _peft, {"adapter_config.json": JSON_FILE}, look_and_resolve),
     "adapter keys": Target(
         2500, _peft, {"*.safetensors": HEADER}, look_and_resolve, keeps_values=False
     ),
     "orbax metadata": Target(
-        600, _run, {"**/_METADATA": JSON_FILE, "**/_CHECKPOINT_METADATA": JSON_FILE}, look
+        400, _run, {"**/_METADATA": JSON_FILE, "**/_CHECKPOINT_METADATA": JSON_FILE}, look
     ),
     "orbax run": Target(
-        400, _run, {"**/_CHECKPOINT_METADATA": (damage_json,)}, look_and_resolve
+        200, _run, {"**/_CHECKPOINT_METADATA": (damage_json,)}, look_and_resolve
     ),
     "ocdbt": Target(
-        300,
+        250,
         _sample("standard_flat"),
         {"**/*.ocdbt": BINARY, "**/d/*": BINARY, "_sharding": JSON_FILE},
         look,
         keeps_values=False,
     ),
     "zarr": Target(
-        400,
+        300,
         _sample("pytree_no_ocdbt"),
         {"**/.zarray": JSON_FILE, "**/[0-9]*": BINARY},
         look,
         keeps_values=False,
     ),
     "zarr3": Target(
-        200, _sample("pytree_zarr3"), {"**/zarr.json": JSON_FILE, "**/_METADATA": JSON_FILE},
+        150, _sample("pytree_zarr3"), {"**/zarr.json": JSON_FILE, "**/_METADATA": JSON_FILE},
         look,
         keeps_values=False,
     ),

@@ -124,8 +124,8 @@ def stored_scheme(metadata: Mapping[str, Any]) -> Scheme | None:
     if not isinstance(lora, Mapping):
         return None
     rules = lora.get("rules")
-    listed = rules if isinstance(rules, list) else [rules]
-    own = [rule for rule in (lora, *listed) if isinstance(rule, Mapping) and "weight_qtype" in rule]
+    places = [lora, *(rules if isinstance(rules, list) else [rules])]
+    own = [rule for rule in places if isinstance(rule, Mapping) and "weight_qtype" in rule]
     schemes = {_scheme(rule) for rule in own}
     if len(schemes) > 1:
         listed = " and ".join(sorted(str(scheme) for scheme in schemes))

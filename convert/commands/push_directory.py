@@ -18,8 +18,8 @@ from gemma_convert.convert.hub.names import parse_repo_id
 from gemma_convert.convert.hub.push import Push, check_target, plan_push, push
 from gemma_convert.convert.hub.remote_state import RemoteState
 from gemma_convert.convert.hub.session import bars_on_terminals, hub_api, require_token
-from gemma_convert.convert.printable import one_line
 from gemma_convert.convert.hub.source import read_source
+from gemma_convert.convert.printable import one_line
 
 
 def check_push(options: PushOptions) -> RemoteState:

@@ -19,8 +19,8 @@ from typing import Any
 from gemma_convert.convert import dtypes
 from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.readers.jsonfile import DOWNLOAD_AGAIN, parse_object, refuse_lfs_pointer
-from gemma_convert.convert.readers.regular_file import open_regular
 from gemma_convert.convert.readers.names import in_natural_order
+from gemma_convert.convert.readers.regular_file import open_regular
 
 HEADER_LIMIT = 100_000_000
 """Longest header that the safetensors library reads, in bytes."""

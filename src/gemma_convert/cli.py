@@ -97,7 +97,6 @@ def _notes(error: BaseException) -> list[str]:
 
 def _one_line(error: Exception) -> str:
     from gemma_convert.convert.errors import GemmaConvertError
-
     from gemma_convert.convert.printable import one_line
 
     text = one_line(" ".join(str(error).split()))

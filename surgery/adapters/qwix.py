@@ -78,7 +78,9 @@ def _pair(source: str, stem: str, sides: Mapping[str, Tensor]) -> Pair:
             "they belong to different runs",
         )
     if not pair.rank:
-        raise AdapterError(f"{source}: {stem}: the factors have rank 0", "the checkpoint is damaged")
+        raise AdapterError(
+            f"{source}: {stem}: the factors have rank 0", "the checkpoint is damaged"
+        )
     return pair
 
 

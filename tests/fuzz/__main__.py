@@ -25,21 +25,28 @@ def hunt(name: str, seed: int, times: float) -> Counter[str]:
                     accepted += fuzzed.try_input(number, seed)
                 except (Exception, HangError) as error:
                     frame = traceback.extract_tb(error.__traceback__)[-1]
-                    mine = [f for f in traceback.extract_tb(error.__traceback__) if "gemma_convert" in f.filename]
+                    mine = [
+                        f
+                        for f in traceback.extract_tb(error.__traceback__)
+                        if "gemma_convert" in f.filename
+                    ]
                     at = mine[-1] if mine else frame
-                    where = f"{type(error).__name__} at {at.filename}:{at.lineno}: {str(error)[:150]}"
+                    where = (
+                        f"{type(error).__name__} at {at.filename}:{at.lineno}: {str(error)[:150]}"
+                    )
                     if where not in failures:
                         print(f"{name} --seed {seed} #{number}: {where}", flush=True)
                     failures[where] += 1
         took = time.monotonic() - start
-    print(f"{name}: {count} inputs, {accepted} accepted, {sum(failures.values())} failed, {took:.1f} s", flush=True)
+    failed = sum(failures.values())
+    print(f"{name}: {count} inputs, {accepted} accepted, {failed} failed, {took:.1f} s", flush=True)
     return failures
 
 
 def main() -> None:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("targets", nargs="*", choices=[[], *TARGETS], default=[])
+    parser.add_argument("targets", nargs="*", help=", ".join(TARGETS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--times", type=float, default=1.0)
     given = parser.parse_args()

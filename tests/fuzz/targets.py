@@ -109,7 +109,9 @@ def exercise(target: Target, directory: Path, sound: Mapping[str, Array]) -> boo
         for name in found.keys() & sound.keys():
             assert same(found[name], sound[name]), f"{name} has other values"
     elif checkpoint.format == "safetensors":
-        library = {k: v for p in directory.glob("*.safetensors") for k, v in library_values(p).items()}
+        library = {
+            k: v for p in directory.glob("*.safetensors") for k, v in library_values(p).items()
+        }
         assert found.keys() == library.keys()
         for name, array in found.items():
             assert same(array, library[name]), f"{name} differs from the library's"
@@ -219,9 +221,7 @@ TARGETS: Mapping[str, Target] = {
     "orbax metadata": Target(
         400, _run, {"**/_METADATA": JSON_FILE, "**/_CHECKPOINT_METADATA": JSON_FILE}, look
     ),
-    "orbax run": Target(
-        200, _run, {"**/_CHECKPOINT_METADATA": (damage_json,)}, look_and_resolve
-    ),
+    "orbax run": Target(200, _run, {"**/_CHECKPOINT_METADATA": (damage_json,)}, look_and_resolve),
     "ocdbt": Target(
         250,
         _sample("standard_flat"),
@@ -237,7 +237,9 @@ TARGETS: Mapping[str, Target] = {
         keeps_values=False,
     ),
     "zarr3": Target(
-        150, _sample("pytree_zarr3"), {"**/zarr.json": JSON_FILE, "**/_METADATA": JSON_FILE},
+        150,
+        _sample("pytree_zarr3"),
+        {"**/zarr.json": JSON_FILE, "**/_METADATA": JSON_FILE},
         look,
         keeps_values=False,
     ),

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 from gemma_convert.console import print_json
+from gemma_convert.convert.bucket.objects import ObjectInfo, parse_bucket_path
+from gemma_convert.convert.bucket.read import _open_orbax
 from gemma_convert.convert.errors import AdapterError, GemmaConvertError, InputError
 from gemma_convert.convert.readers import open_checkpoint
 from gemma_convert.convert.readers.jsonfile import DEPTH_LIMIT, parse_object, read_bytes
@@ -81,12 +83,12 @@ def test_json_nested_deep(depth: int) -> None:
     if depth == DEPTH_LIMIT:
         assert list(parse_object(data, "f")) == ["x"]
     else:
-        with pytest.raises(InputError, match="^f is (nested more than 100 deep|not valid JSON)"):
+        with pytest.raises(InputError, match=r"^f is (nested more than 100 deep|not valid JSON)"):
             parse_object(data, "f")
 
 
 def test_half_a_character() -> None:
-    with pytest.raises(InputError, match="^f holds half a surrogate pair, no character; download"):
+    with pytest.raises(InputError, match=r"^f holds half a surrogate pair, no character; download"):
         parse_object(rb'{"a": ["\ud800"]}', "f")
     assert parse_object(rb'{"a": "\ud83d\ude00"}', "f") == {"a": "\U0001f600"}
 
@@ -120,7 +122,7 @@ def test_an_empty_tensor_too_large_to_address(tmp_path: Path, dtype: str) -> Non
 def test_offsets_of_thousands_of_digits(tmp_path: Path) -> None:
     """Python prints no number of more than 4300 digits, not even in an error."""
     big = "9" * 299
-    text = '{"w": {"dtype": "I8", "shape": [0], "data_offsets": [%s, %s]}}' % (big, big)
+    text = f'{{"w": {{"dtype": "I8", "shape": [0], "data_offsets": [{big}, {big}]}}}}'
     path = tmp_path / "x.safetensors"
     path.write_bytes(len(text).to_bytes(8, "little") + text.encode())
     with pytest.raises(InputError, match=r"'w' has data_offsets that are not \[begin, end\]: "):
@@ -131,7 +133,7 @@ def test_offsets_of_thousands_of_digits(tmp_path: Path) -> None:
 def test_a_shard_with_a_name_too_long(tmp_path: Path, shard: str) -> None:
     text = json.dumps({"weight_map": {"w": shard}})
     (tmp_path / "model.safetensors.index.json").write_text(text)
-    with pytest.raises(InputError, match="names the shard y.*, which is not there") as raised:
+    with pytest.raises(InputError, match=r"names the shard y.*, which is not there") as raised:
         open_checkpoint(tmp_path)
     check_message(raised.value)
 
@@ -155,7 +157,7 @@ def test_no_rank_in_experts(tmp_path: Path) -> None:
         target_parameters=["experts.down_proj"],
         peft_version="0.19.1",
     )
-    with pytest.raises(AdapterError, match="experts.*: the factors have rank 0, adapter_config.js"):
+    with pytest.raises(AdapterError, match=r"experts.*: the factors have rank 0, adapter_conf"):
         opened(adapter_source(open_checkpoint(directory)))
 
 
@@ -164,7 +166,7 @@ def test_a_pattern_that_takes_years() -> None:
     check_pattern(pattern, "f")
     with (
         bounded_time(),
-        pytest.raises(AdapterError, match="^f: adapter_config.json: the pattern .* takes too long"),
+        pytest.raises(AdapterError, match=r"^f: adapter_config.json: the pattern .* takes too"),
     ):
         first_match([pattern], "a" * 300, "f")
 
@@ -173,13 +175,13 @@ def test_a_pattern_that_takes_years() -> None:
     "pattern", ["(?:(?:a{1000}){1000}){1000}", "a" * 1001, "(?:a{2000})", "a{999,1001}"]
 )
 def test_a_pattern_too_long_to_be_meant(pattern: str) -> None:
-    with pytest.raises(AdapterError, match="^f has .*, a pattern too long to be meant; download"):
+    with pytest.raises(AdapterError, match=r"^f has .*, a pattern too long to be meant; download"):
         check_pattern(pattern, "f")
 
 
 @pytest.mark.parametrize("pattern", ["(", "*", "(" * 499 + ")" * 499, "a{3,2}"])
 def test_a_pattern_that_is_none(pattern: str) -> None:
-    with pytest.raises(AdapterError, match="^f has .*, expected regular expressions; download"):
+    with pytest.raises(AdapterError, match=r"^f has .*, expected regular expressions; download"):
         check_pattern(pattern, "f")
 
 
@@ -195,7 +197,7 @@ def test_a_pattern_as_peft_takes_it(pattern: str) -> None:
 def test_rules_that_are_no_list(rules: Any) -> None:
     lora = {"weight_qtype": "nf4", "tile_size": 32, "rules": rules}
     if isinstance(rules, dict):
-        with pytest.raises(AdapterError, match="training quantised to int8, no tiles and nf4, ti"):
+        with pytest.raises(AdapterError, match=r"training quantised to int8, no tiles and nf4, ti"):
             stored_scheme({"custom_metadata": {"lora": lora}})
     else:
         assert str(stored_scheme({"custom_metadata": {"lora": lora}})) == "nf4, tile 32"
@@ -204,7 +206,7 @@ def test_rules_that_are_no_list(rules: Any) -> None:
 @pytest.mark.parametrize("tile", [float("inf"), float("nan"), -1, 2**40])
 def test_a_tile_that_is_no_size(tile: float) -> None:
     lora = {"weight_qtype": "nf4", "tile_size": tile}
-    with pytest.raises(AdapterError, match="says weight_qtype 'nf4', tile_size .*not understood"):
+    with pytest.raises(AdapterError, match=r"says weight_qtype 'nf4', tile_size .*not understood"):
         stored_scheme({"custom_metadata": {"lora": lora}})
 
 
@@ -220,17 +222,17 @@ def zarray(directory: Path, **changes: Any) -> Path:
     return tree
 
 
-@pytest.mark.parametrize("size", [100_000, 2**32, 2**50])
+@pytest.mark.parametrize("size", [100_000, 2**32, 2**38])
 def test_a_chunk_that_no_memory_holds(tmp_path: Path, size: int) -> None:
-    """tensorstore ends the process when it cannot allocate one."""
+    """The process would end: tensorstore aborts when it cannot allocate one."""
     tree = zarray(tmp_path, chunks=[size, 1024, 1024], shape=[3, 5, 7], dtype="<f4")
-    with pytest.raises(InputError, match=f" has chunks of {size << 22} bytes each; copy the check"):
+    with pytest.raises(InputError, match=rf" has chunks of {size << 22} bytes each; copy the"):
         open_checkpoint(tree)
 
 
 def test_a_chunk_as_large_as_an_array_that_no_memory_holds(tmp_path: Path) -> None:
     tree = zarray(tmp_path, chunks=[2**50], shape=[2**50], dtype="<f4")
-    with pytest.raises(InputError, match=f"shape .{2**50},. has chunks of {2**52} bytes each"):
+    with pytest.raises(InputError, match=rf"shape .{2**50},. has chunks of {2**52} bytes each"):
         open_checkpoint(tree)
 
 
@@ -272,7 +274,10 @@ def test_a_pipe_or_device_in_a_model(
     directory = base(Path("m"))
     (directory / name).unlink()
     kind(directory / name)
-    with bounded_time(), pytest.raises(InputError, match=f"m/{name} is no regular file but a pipe"):
+    with (
+        bounded_time(),
+        pytest.raises(InputError, match=rf"m/{name} is no regular file but a"),
+    ):
         open_checkpoint(directory)
 
 
@@ -282,7 +287,7 @@ def test_a_pipe_or_device_as_the_input(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     kind(Path("x.safetensors"))
-    with bounded_time(), pytest.raises(InputError, match="is no regular file but a pipe, device"):
+    with bounded_time(), pytest.raises(InputError, match=r"is no regular file but a pipe, device"):
         open_checkpoint("x.safetensors")
 
 
@@ -294,7 +299,7 @@ def test_a_pipe_in_an_orbax_tree(tmp_path: Path, name: str) -> None:
         name = f"d/{sorted((tree / name).iterdir())[0].name}"
     (tree / name).unlink(missing_ok=True)
     pipe(tree / name)
-    with bounded_time(), pytest.raises(InputError, match=f"{name} is no regular file but a pipe"):
+    with bounded_time(), pytest.raises(InputError, match=rf"{name} is no regular file but a pipe"):
         open_checkpoint(tree)
 
 
@@ -326,7 +331,7 @@ def test_a_file_that_says_it_is_empty_and_never_ends(tmp_path: Path, monkeypatch
             "gemma_convert.convert.readers.jsonfile.open_regular", lambda path: Endless()
         )
         monkeypatch.setattr("gemma_convert.convert.readers.jsonfile.JSON_LIMIT", 1000)
-        with bounded_time(), pytest.raises(InputError, match="x has 0 bytes, more than 1000"):
+        with bounded_time(), pytest.raises(InputError, match=r"x has 0 bytes, more than 1000"):
             read_bytes(tmp_path / "x")
 
 
@@ -346,7 +351,22 @@ def test_a_rank_of_zero_in_orbax(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(run)
     for tensor, shape in zip(checkpoint.values(), ((10, 0), (0, 6)), strict=True):
         tensor.shape = shape
-    with pytest.raises(GemmaConvertError, match="w: the factors have rank 0; the checkpoint is da"):
+    with pytest.raises(GemmaConvertError, match=r"w: the factors have rank 0; the checkpoint is"):
         adapter_source(checkpoint)
 
 
+# Buckets
+
+
+@pytest.mark.parametrize("name", ["../../x/_METADATA", "/etc/_METADATA", "a//_METADATA", "a\0b"])
+def test_an_object_whose_name_leaves_the_copy(name: str, tmp_path: Path) -> None:
+    """Heads of a checkpoint in a bucket are copied to files called like its objects."""
+    path = parse_bucket_path("gs://bucket/run")
+    found = {name: ObjectInfo(2, "", "1", 0)}
+
+    class Bucket:
+        def read(self, *_: Any) -> bytes:
+            raise AssertionError("nothing is read")
+
+    with pytest.raises(InputError, match=r"gs://bucket/run holds an object called .*, which is no"):
+        _open_orbax(Bucket(), path, found, None)  # type: ignore[arg-type]

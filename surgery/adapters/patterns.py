@@ -41,7 +41,7 @@ def check_pattern(pattern: str, where: str) -> None:
         _compiled(pattern)
     except (regex.error, RecursionError) as error:
         raise AdapterError(
-            f"{where} has {pattern!r}, expected regular expressions", _REMEDY
+            f"{where} is {pattern!r}, expected regular expressions", _REMEDY
         ) from error
 
 

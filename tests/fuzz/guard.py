@@ -13,9 +13,9 @@ from gemma_convert.convert.errors import GemmaConvertError
 SECONDS = 20.0
 """Time for one input, of which each takes milliseconds: many times what a busy machine adds."""
 
-MEMORY = 1 << 30
-"""Address space beyond what the process has, in bytes. An input is of kilobytes; threads and their
-heaps reserve some hundred MiB of it without using them."""
+MEMORY = 4 << 30
+"""Address space beyond what the process has, in bytes. An input is of kilobytes; but each thread
+reserves tens of MiB without using them, and tensorstore starts some for every core."""
 
 MESSAGE = 3000
 """Longest message, in characters."""

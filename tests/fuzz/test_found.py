@@ -181,7 +181,7 @@ def test_a_pattern_too_long_to_be_meant(pattern: str) -> None:
 
 @pytest.mark.parametrize("pattern", ["(", "*", "(" * 499 + ")" * 499, "a{3,2}"])
 def test_a_pattern_that_is_none(pattern: str) -> None:
-    with pytest.raises(AdapterError, match=r"^f has .*, expected regular expressions; download"):
+    with pytest.raises(AdapterError, match=r"^f is .*, expected regular expressions; download"):
         check_pattern(pattern, "f")
 
 

@@ -18,6 +18,7 @@ from gemma_convert.console import print_json
 from gemma_convert.convert.bucket.objects import ObjectInfo, parse_bucket_path
 from gemma_convert.convert.bucket.read import _open_orbax
 from gemma_convert.convert.errors import AdapterError, GemmaConvertError, InputError
+from gemma_convert.convert.hub.front_matter import read_front_matter
 from gemma_convert.convert.readers import open_checkpoint
 from gemma_convert.convert.readers.jsonfile import DEPTH_LIMIT, parse_object, read_bytes
 from gemma_convert.surgery.adapters.open import adapter_source, opened
@@ -370,3 +371,20 @@ def test_an_object_whose_name_leaves_the_copy(name: str, tmp_path: Path) -> None
 
     with pytest.raises(InputError, match=r"gs://bucket/run holds an object called .*, which is no"):
         _open_orbax(Bucket(), path, found, None)  # type: ignore[arg-type]
+
+
+# Model cards
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("a: 2001-99-99", "a: !!int ''", "a: !!bool x", "a: !!timestamp x", "a: !!float ''"),
+        *("a: " + "[" * 5000, "a: " + "9" * 5000, "a: [\x1b", "!!python/object:os.system {}"),
+    ],
+    ids=range(9),
+)
+def test_metadata_that_yaml_stumbles_over(text: str) -> None:
+    with pytest.raises(InputError, match=r"^card: its metadata is not valid YAML: ") as raised:
+        read_front_matter(f"---\n{text}\n---\n", "card")
+    check_message(raised.value)

@@ -17,9 +17,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from gemma_convert.convert.printable import one_line
+
+_LONGEST = 1500
+
 
 class GemmaConvertError(Exception):
     """Base of every error raised on purpose.
+
+    Names and values in it may come from files that are not trusted: the message is one line of
+    printable characters, and not a long one, whatever they hold.
 
     Args:
         what: What is wrong: the tensor or file, what was expected, what was found.
@@ -27,9 +34,9 @@ class GemmaConvertError(Exception):
     """
 
     def __init__(self, what: str, remedy: str = "") -> None:
-        super().__init__(f"{what}; {remedy}" if remedy else what)
-        self.what = what
-        self.remedy = remedy
+        self.what = one_line(what, _LONGEST)
+        self.remedy = one_line(remedy, _LONGEST)
+        super().__init__(f"{self.what}; {self.remedy}" if remedy else self.what)
 
 
 @contextmanager

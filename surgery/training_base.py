@@ -30,6 +30,9 @@ NATIVE = Spelling(TUNIX, "")
 """The spelling in which Qwix quantises."""
 
 
+_LARGEST_TILE = 2**31
+
+
 def as_trained(
     weights: Checkpoint,
     model: Model,
@@ -121,8 +124,9 @@ def stored_scheme(metadata: Mapping[str, Any]) -> Scheme | None:
     lora = (metadata.get("custom_metadata") or {}).get("lora")
     if not isinstance(lora, Mapping):
         return None
-    rules = lora.get("rules") or [lora]
-    own = [rule for rule in (lora, *rules) if isinstance(rule, Mapping) and "weight_qtype" in rule]
+    rules = lora.get("rules")
+    places = [lora, *(rules if isinstance(rules, list) else [rules])]
+    own = [rule for rule in places if isinstance(rule, Mapping) and "weight_qtype" in rule]
     schemes = {_scheme(rule) for rule in own}
     if len(schemes) > 1:
         listed = " and ".join(sorted(str(scheme) for scheme in schemes))
@@ -138,7 +142,8 @@ def _scheme(rule: Mapping[str, Any]) -> Scheme | None:
     if qtype is None:
         return None
     method = rule.get("weight_calibration_method") or "absmax"
-    number = tile is None or (isinstance(tile, int | float) and not isinstance(tile, bool))
+    plain = isinstance(tile, int | float) and not isinstance(tile, bool)
+    number = tile is None or (plain and 0 <= tile <= _LARGEST_TILE)  # nan is not
     if qtype not in QTYPES or method != "absmax" or not number:
         raise AdapterError(
             f"the checkpoint's metadata says weight_qtype {qtype!r}, tile_size {tile!r}, "

@@ -93,6 +93,7 @@ def _open_orbax(
         # A checkpoint's own name may tell its step.
         mirror = Path(directory) / (path.prefix.rpartition("/")[2] or path.bucket)
         for name in found:
+            _check_name(name, path)
             (mirror / name).parent.mkdir(parents=True, exist_ok=True)
             if is_orbax_head(name):
                 info = found[name]
@@ -114,6 +115,15 @@ def _open_orbax(
             tensor.path = source  # type: ignore[attr-defined]
     notes = tuple(note.replace(str(mirror), str(path)) for note in opened.notes)
     return opened.replace(source=str(source), notes=notes)
+
+
+def _check_name(name: str, path: BucketPath) -> None:
+    """Refuse the name of an object that, as a file's, would lie somewhere else."""
+    if {"", ".", ".."} & set(name.split("/")) or "\0" in name:
+        raise InputError(
+            f"{path} holds an object called {name!r}, which is no path below it",
+            "do not use this checkpoint unless you trust who wrote it; remove the object",
+        )
 
 
 def _use_emulator() -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from gemma_convert.convert.errors import ClusterError
 
 if TYPE_CHECKING:  # needs numpy, which wants `set_up` to be called first
-    from gemma_convert.convert.jobs import Job
+    from gemma_convert.convert.job import Job
     from gemma_convert.convert.tensor import Tensor
     from gemma_convert.convert.writers.engine import Finished
     from gemma_convert.convert.writers.safetensors import Shard

@@ -24,6 +24,7 @@ from gemma_convert.convert.commands.to_bucket import (
 )
 from gemma_convert.convert.job import Job
 from gemma_convert.convert.layouts import HF
+from gemma_convert.convert.printable import one_line
 from gemma_convert.convert.run import Check, check_run, run
 from gemma_convert.convert.writers.journal import Journal
 
@@ -85,7 +86,7 @@ def execute(
 
     def tell(note: str) -> None:
         if not options.quiet:
-            click.echo(f"note: {note}", err=True)
+            click.echo(f"note: {one_line(note)}", err=True)
 
     def make(out: Path, *, force: bool = True) -> dict[str, Any]:
         return run(

@@ -58,11 +58,13 @@ def _show(report: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from gemma_convert.convert.printable import one_line
+
     table = Table(show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for label, text in _rows(report):
-        table.add_row(label, text)
+        table.add_row(label, one_line(text))
     console = Console(markup=False, highlight=False)
     console.print(table)
     for tensor in report.get("tensor_list", ()):

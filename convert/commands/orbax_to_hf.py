@@ -23,7 +23,7 @@ from gemma_convert.convert.commands.options import (
 from gemma_convert.convert.commands.push_options import PushOptions, push_options
 
 if TYPE_CHECKING:  # numpy is not needed for --help
-    from gemma_convert.convert.jobs import Job
+    from gemma_convert.convert.job import Job
     from gemma_convert.surgery.training_base import Choice
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:  # needs numpy
-    from gemma_convert.convert.jobs import Job
+    from gemma_convert.convert.job import Job
 
 _KEY = "planned"
 Take = Callable[["Job", Mapping[str, Any]], None]

@@ -19,6 +19,7 @@ from gemma_convert.convert.hub.push import Push, check_target, plan_push, push
 from gemma_convert.convert.hub.remote_state import RemoteState
 from gemma_convert.convert.hub.session import bars_on_terminals, hub_api, require_token
 from gemma_convert.convert.hub.source import read_source
+from gemma_convert.convert.printable import one_line
 
 
 def check_push(options: PushOptions) -> RemoteState:
@@ -57,7 +58,7 @@ def push_directory(
         )
     if not quiet:
         for note in plan.notes:
-            click.echo(f"note: {note}", err=True)
+            click.echo(f"note: {one_line(note)}", err=True)
     if dry_run:
         _show_plan(plan, as_json=as_json, quiet=quiet)
         return

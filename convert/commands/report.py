@@ -10,13 +10,14 @@ import click
 
 from gemma_convert.console import print_json, size_text
 from gemma_convert.convert.job import Job
+from gemma_convert.convert.printable import one_line
 
 
 def show_notes(job: Job) -> None:
     """Print what a user should know about how the inputs were opened."""
     told = (*job.plan.sources, job.plan.target)
     for note in dict.fromkeys(note for checkpoint in told for note in checkpoint.notes):
-        click.echo(f"note: {note}", err=True)
+        click.echo(f"note: {one_line(note)}", err=True)
 
 
 def plan_json(job: Job) -> dict[str, Any]:
@@ -165,7 +166,7 @@ def _show_dropped(dropped: Mapping[str, str], most: int = 10) -> None:
     for reason, count in Counter(dropped.values()).most_common(most):
         example = next(name for name, text in dropped.items() if text == reason)
         more = f" and {count - 1} more" if count > 1 else ""
-        click.echo(f"dropped {example}{more}: {reason}")
+        click.echo(one_line(f"dropped {example}{more}: {reason}"))
 
 
 def _model(model: Mapping[str, Any], layers: int) -> str:
@@ -180,5 +181,5 @@ def _table(title: str, rows: list[tuple[str, str]]) -> None:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(one_line, row))
     Console().print(table, markup=False)

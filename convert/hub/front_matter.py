@@ -10,6 +10,9 @@ from gemma_convert.convert.errors import InputError
 
 _BLOCK = re.compile(r"\A(?:\ufeff)?---[ \t]*\r?\n(?P<yaml>.*?)^---[ \t]*(?:\r?\n|\Z)", re.S | re.M)
 
+# What PyYAML raises of dates, numbers and tags whose text is none, beside its own errors.
+_PARSER_ERRORS = (ValueError, LookupError, AttributeError, RecursionError)
+
 
 def read_front_matter(text: str, what: str) -> dict[str, Any]:
     """The metadata of a README; empty if it has none.
@@ -28,8 +31,8 @@ def read_front_matter(text: str, what: str) -> dict[str, Any]:
         return {}
     try:
         value = yaml.safe_load(found["yaml"])
-    except yaml.YAMLError as error:
-        gist = str(error).splitlines()[0]
+    except (yaml.YAMLError, *_PARSER_ERRORS) as error:
+        gist = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError(f"{what}: its metadata is not valid YAML: {gist}", "mend it") from error
     if value is None:
         return {}

@@ -9,6 +9,7 @@ from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.readers.jsonfile import LFS_POINTER, refuse_lfs_pointer
 from gemma_convert.convert.readers.orbax import open_orbax
 from gemma_convert.convert.readers.orbax_steps import TEMPORARY, is_orbax
+from gemma_convert.convert.readers.regular_file import open_regular
 from gemma_convert.convert.readers.remote import open_remote, remote_path
 from gemma_convert.convert.readers.safetensors import open_safetensors
 from gemma_convert.convert.readers.side_files import WEIGHT_SUFFIXES
@@ -71,7 +72,7 @@ def open_headers(path: str | Path, step: int | None = None) -> Checkpoint:
 
 
 def _open_file(path: Path, step: int | None) -> Checkpoint:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         start = file.read(len(LFS_POINTER))
     refuse_lfs_pointer(start, str(path))
     if path.suffix == ".gguf" or start.startswith(b"GGUF"):

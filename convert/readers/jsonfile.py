@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
 from gemma_convert.convert.errors import InputError
+from gemma_convert.convert.readers.regular_file import open_regular
 
 LFS_POINTER = b"version https://git-lfs"
 """How the small text file begins that git leaves in the place of a large one."""
 
 JSON_LIMIT = 100_000_000
 """Longest JSON file read, in bytes: the limit that safetensors puts on its header."""
+
+DEPTH_LIMIT = 100
+"""Most objects and lists inside each other. What is read here needs 6; without a limit, whatever
+walks the value would have to bear thousands."""
+
+_HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
+
+DIGITS_LIMIT = 300
+"""Most digits of a whole number: all that a float can hold, so that any can be computed with."""
 
 DOWNLOAD_AGAIN = "download it again"
 
@@ -25,11 +37,12 @@ def parse_object(data: bytes, what: str) -> dict[str, Any]:
         what: What it is, for messages, such as ``header of /x/model.safetensors``.
 
     Raises:
-        InputError: Not UTF-8, not JSON, not an object, nested too deep, or a key given twice.
+        InputError: Not UTF-8, not JSON, not an object, nested too deep, a key given twice, or a
+            string that is no Unicode text.
     """
     refuse_lfs_pointer(data, what)
     try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=_no_key_twice)
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=_no_key_twice, parse_int=_int)
     except UnicodeDecodeError as error:
         raise InputError(f"{what} is not UTF-8: {error.reason}", DOWNLOAD_AGAIN) from error
     except _KeyTwiceError as error:
@@ -40,6 +53,10 @@ def parse_object(data: bytes, what: str) -> dict[str, Any]:
         raise InputError(
             f"{what} must be a JSON object, found {type(value).__name__}", DOWNLOAD_AGAIN
         )
+    if _is_deep(value):
+        raise InputError(f"{what} is nested more than {DEPTH_LIMIT} deep", DOWNLOAD_AGAIN)
+    if _HALF_CHARACTER.search(data) and not _is_unicode(value):
+        raise InputError(f"{what} holds half a surrogate pair, no character", DOWNLOAD_AGAIN)
     return value
 
 
@@ -57,15 +74,17 @@ def read_bytes(path: Path) -> bytes:
     """Read a small file.
 
     Raises:
-        InputError: Unreadable or longer than `JSON_LIMIT`.
+        InputError: Unreadable, no regular file, or longer than `JSON_LIMIT`.
     """
     try:
-        size = path.stat().st_size
-        if size > JSON_LIMIT:
-            raise InputError(
-                f"{path} has {size} bytes, more than {JSON_LIMIT}", "this is not such a file"
-            )
-        return path.read_bytes()
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            # Files of /proc say 0 and go on.
+            if size > JSON_LIMIT or len(data := file.read(JSON_LIMIT + 1)) > JSON_LIMIT:
+                raise InputError(
+                    f"{path} has {size} bytes, more than {JSON_LIMIT}", "this is not such a file"
+                )
+            return data
     except OSError as error:
         raise InputError(
             f"cannot read {path}: {error.strerror}", "check the path and its permissions"
@@ -79,6 +98,36 @@ def refuse_lfs_pointer(start: bytes, what: str) -> None:
             f"{what} is a Git LFS pointer, not the file itself",
             "run `git lfs pull` in its repository",
         )
+
+
+def _int(digits: str) -> int:
+    if len(digits) > DIGITS_LIMIT:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether lists and objects nest beyond `DEPTH_LIMIT`, found level by level."""
+    level = [value]
+    for _ in range(DEPTH_LIMIT):
+        level = [
+            inner
+            for holder in level
+            for inner in (holder.values() if isinstance(holder, dict) else holder)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _is_unicode(value: Any) -> bool:
+    """Whether all strings in ``value`` can be written as UTF-8."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class _KeyTwiceError(ValueError):

@@ -8,13 +8,18 @@ writes them, that ending is removed.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.readers.jsonfile import read_bytes, read_object
+from gemma_convert.convert.readers.links import check_files
 from gemma_convert.convert.readers.names import in_natural_order
 from gemma_convert.convert.readers.orbax_metadata import (
     ARRAYS,
@@ -26,13 +31,20 @@ from gemma_convert.convert.readers.orbax_metadata import (
     read_tree_metadata,
 )
 from gemma_convert.convert.readers.orbax_steps import STEP_FILE, TREE_FILE, Location, find_tree
-from gemma_convert.convert.readers.orbax_tensor import ChunkCache, OrbaxTensor, damaged
+from gemma_convert.convert.readers.orbax_tensor import (
+    CACHE_BYTES,
+    ChunkCache,
+    OrbaxTensor,
+    damaged,
+)
 from gemma_convert.convert.readers.provenance import with_provenance
 from gemma_convert.convert.readers.safetensors import ADAPTER_CONFIG_NAME
 
 VALUE_SUFFIX = ".value"
 
 KvStore = Callable[[Path], Mapping[str, Any]]
+
+_OTHER = "copy the checkpoint again, or use another step"
 
 _AT_ONCE = 64
 """Arrays that are being opened at a time."""
@@ -65,9 +77,10 @@ def open_orbax(
             with its metadata.
 
     Raises:
-        InputError: Anything unfinished, missing, ambiguous or damaged.
+        InputError: Anything unfinished, missing, ambiguous or damaged, a link out of the tree.
     """
     location = find_tree(path, step, item)
+    check_files(location.tree)
     tree = read_tree_metadata(location.tree)
     dropped = {
         leaf.name: NOT_ON_DISK[leaf.kind] for leaf in tree.leaves if leaf.kind in NOT_ON_DISK
@@ -116,6 +129,7 @@ def _open_arrays(
                         "copy the checkpoint again: a part of it is missing",
                     ) from error
                 continue
+            _check_array(leaf.name, store, tree)
             arrays[leaf.name] = OrbaxTensor(leaf.name, tree, store, cache)
             _check_shape(leaf, arrays[leaf.name], tree)
     return arrays
@@ -139,6 +153,23 @@ def _open(base: Mapping[str, Any], metadata: TreeMetadata, leaf: Leaf) -> Any:
         "recheck_cached_data": False,
     }
     return ts.open(spec, open=True, read=True)
+
+
+def _check_array(name: str, store: Any, tree: Path) -> None:
+    """Refuse arrays of no numbers, and chunks that tensorstore could not hold: it would abort.
+
+    Orbax cuts arrays into chunks, so a chunk is never larger than its array.
+    """
+    dtype = np.dtype(store.dtype.numpy_dtype)
+    if dtype.kind in "OSU" or dtype.type is np.void:
+        raise InputError(f"tensor {name!r} in {tree} holds {store.dtype.name}, no numbers", _OTHER)
+    chunk = prod(store.chunk_layout.read_chunk.shape or store.shape) * dtype.itemsize
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if chunk > min(memory, max(2 * prod(store.shape) * dtype.itemsize, CACHE_BYTES)):
+        raise InputError(
+            f"tensor {name!r} in {tree} of shape {store.shape} has chunks of {chunk} bytes each",
+            _OTHER + "; a sound one needs a machine with the memory for a chunk",
+        )
 
 
 def _check_shape(leaf: Leaf, array: OrbaxTensor, tree: Path) -> None:

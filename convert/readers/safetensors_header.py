@@ -20,13 +20,14 @@ from gemma_convert.convert import dtypes
 from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.readers.jsonfile import DOWNLOAD_AGAIN, parse_object, refuse_lfs_pointer
 from gemma_convert.convert.readers.names import in_natural_order
+from gemma_convert.convert.readers.regular_file import open_regular
 
 HEADER_LIMIT = 100_000_000
 """Longest header that the safetensors library reads, in bytes."""
 
 _LENGTH_BYTES = 8
 _RANK_LIMIT = 32
-_SIZE_LIMIT = 2**63
+_BYTES_LIMIT = 2**63
 _METADATA = "__metadata__"
 
 
@@ -82,7 +83,7 @@ def read_header(path: Path) -> Header:
         InputError: Anything that the format does not allow, a file cut short, a Git LFS pointer.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             stat = os.fstat(file.fileno())
             start = file.read(_LENGTH_BYTES)
             # A pointer is told by its text: as a length, that text would be an absurd number.
@@ -146,9 +147,7 @@ def _entry(name: str, value: Any, data_start: int, path: Path) -> Entry:
         raise bad(f"has a dtype that is no string: {dtype_name!r}")
     if not _counts(shape):
         raise bad(f"has a shape that is no list of sizes: {shape!r}")
-    if len(shape) > _RANK_LIMIT or prod(size for size in shape if size) >= _SIZE_LIMIT:
-        raise bad(f"has a shape beyond what can be addressed: {shape!r}")
-    if not _counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+    if not _counts(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] < _BYTES_LIMIT:
         raise bad(f"has data_offsets that are not [begin, end]: {offsets!r}")
     try:
         dtype = dtypes.from_safetensors(dtype_name)
@@ -156,6 +155,10 @@ def _entry(name: str, value: Any, data_start: int, path: Path) -> Entry:
         raise InputError(
             f"header of {path}: tensor {name!r}: {error.what}", error.remedy
         ) from error
+    # Of an empty tensor too: numpy multiplies the other sizes.
+    strides = prod(size for size in shape if size) * dtype.itemsize
+    if len(shape) > _RANK_LIMIT or strides >= _BYTES_LIMIT:
+        raise bad(f"has a shape beyond what can be addressed: {shape!r}")
     begin, end = offsets
     expected = prod(shape) * dtype.itemsize
     if end - begin != expected:

@@ -6,6 +6,7 @@ does not name is not part of the model, though it may well lie there from an ear
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -68,7 +69,8 @@ def read_index(path: Path) -> Index:
         _check_shard(name, shard, path)
     shards = tuple(sorted(set(weight_map.values())))
     for shard in shards:
-        if not (path.parent / shard).is_file():
+        # Not Path.is_file, which raises where a name is longer than the file system allows.
+        if not os.path.isfile(path.parent / shard):
             raise InputError(f"{path} names the shard {shard}, which is not there", _FETCH)
     return Index(path, weight_map, shards)
 
@@ -79,6 +81,11 @@ def _check_shard(name: str, shard: Any, path: Path) -> None:
     if not safe:
         raise InputError(
             f"{path} puts tensor {name!r} in {shard!r}, which leaves the directory",
+            "do not use this index: download it again from a source you trust",
+        )
+    if not shard.isprintable():
+        raise InputError(
+            f"{path} puts tensor {name!r} in {shard!r}, which holds control characters",
             "do not use this index: download it again from a source you trust",
         )
     if not shard.endswith(".safetensors"):

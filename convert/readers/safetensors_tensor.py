@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from gemma_convert.convert.errors import InputError
+from gemma_convert.convert.readers.regular_file import open_descriptor
 from gemma_convert.convert.readers.safetensors_header import Entry, Header
 from gemma_convert.convert.tensor import Array, Box, Tensor, extent
 
@@ -55,7 +56,7 @@ class SafetensorsTensor(Tensor):
             return array
         target = array.reshape(-1).view(np.uint8).data
         try:
-            descriptor = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            descriptor = open_descriptor(self.path)
         except OSError as error:
             raise self._unreadable(f"cannot be read: {error.strerror}") from error
         try:

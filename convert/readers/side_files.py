@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.readers.jsonfile import LFS_POINTER, refuse_lfs_pointer
+from gemma_convert.convert.readers.links import refuse_leaving
+from gemma_convert.convert.readers.regular_file import open_regular
 
 WEIGHT_SUFFIXES = (
     ".safetensors",
@@ -33,18 +36,25 @@ FOLDERS = ("additional_chat_templates",)
 def side_files(directory: Path) -> dict[str, Path]:
     """The files to carry along, each under its path relative to ``directory``.
 
-    Symlinks to files are followed (the Hugging Face cache is made of them); hidden files are not.
+    Links to files are followed where `links` allows it; hidden files are left out, as are pipes and
+    devices.
 
     Raises:
-        InputError: One of them is a Git LFS pointer.
+        InputError: One of them is a Git LFS pointer, a link out of the directory, or has control
+            characters in its name.
     """
     found = [path for path in directory.iterdir() if travels(path.name)]
     for folder in FOLDERS:
         if (directory / folder).is_dir():
             found += (path for path in (directory / folder).iterdir() if path.name[0] != ".")
     files = {str(path.relative_to(directory)): path for path in found if path.is_file()}
-    for path in files.values():
-        with path.open("rb") as file:
+    for name, path in files.items():
+        if not name.isprintable():
+            raise InputError(
+                f"{directory} holds a file called {name!r}, with control characters", "rename it"
+            )
+        refuse_leaving(path, directory)
+        with open_regular(path) as file:
             refuse_lfs_pointer(file.read(len(LFS_POINTER)), str(path))
     return dict(sorted(files.items()))
 

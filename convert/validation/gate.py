@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gemma_convert.convert.errors import OutputError
-from gemma_convert.convert.jobs import Job
+from gemma_convert.convert.job import Job
 from gemma_convert.convert.readers import open_checkpoint
 from gemma_convert.convert.validation.engines.choose import Options
 from gemma_convert.convert.validation.merged import validate_merged

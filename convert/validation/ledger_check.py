@@ -8,7 +8,7 @@ from typing import Any
 
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import InputError
-from gemma_convert.convert.jobs import Job
+from gemma_convert.convert.job import Job
 from gemma_convert.convert.ledger import LEDGER_NAME, file_digests
 from gemma_convert.convert.readers.jsonfile import read_object
 from gemma_convert.convert.validation.result import VALIDATION_NAME, Finding

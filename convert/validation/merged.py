@@ -10,8 +10,10 @@ import numpy as np
 from gemma_convert.convert import dtypes
 from gemma_convert.convert.bases import FULL
 from gemma_convert.convert.checkpoint import Checkpoint
+from gemma_convert.convert.dtypes import DType
 from gemma_convert.convert.errors import InputError
-from gemma_convert.convert.jobs import DType, Job, convert
+from gemma_convert.convert.job import Job
+from gemma_convert.convert.jobs import convert
 from gemma_convert.convert.registry import recognise
 from gemma_convert.convert.tensor import Box, Tensor, ancestry, blocks
 from gemma_convert.convert.validation.diagnosis import moved_rows, values

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from gemma_convert.convert.checkpoint import Checkpoint
+from gemma_convert.convert.dtypes import DType
 from gemma_convert.convert.errors import LayoutError
-from gemma_convert.convert.jobs import DType, Job, convert
+from gemma_convert.convert.job import Job
+from gemma_convert.convert.jobs import convert
 from gemma_convert.convert.layouts import HF, LAYOUTS, Layout, Spelling
 from gemma_convert.convert.plan import reached
 from gemma_convert.convert.registry import recognise

@@ -99,8 +99,9 @@ def _notes(error: BaseException) -> list[str]:
 
 def _one_line(error: Exception) -> str:
     from gemma_convert.convert.errors import GemmaConvertError
+    from gemma_convert.convert.printable import one_line
 
-    text = " ".join(str(error).split())
+    text = one_line(" ".join(str(error).split()))
     if isinstance(error, GemmaConvertError | OSError):
         return text
     return f"{type(error).__name__}: {text} (a bug here; run again with --debug and report it)"

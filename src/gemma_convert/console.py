@@ -18,6 +18,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 _PLAIN_SECONDS = 10.0
+_CONTROL = re.compile(r"[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What json.dumps leaves as it is and a terminal acts upon, or cannot be encoded."""
 
 terminated = Event()
 """Set once SIGTERM has arrived."""
@@ -65,8 +67,9 @@ def command_line() -> list[str]:
 
 
 def print_json(value: Any) -> None:
-    """Print ``value`` for machines."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    """Print ``value`` for machines; on a terminal too it does nothing but show."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    click.echo(_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 @contextmanager

@@ -143,7 +143,7 @@ def _pair(config: PeftConfig, module: str, name: str, sides: Mapping[str, Tensor
         )
     stacked = ".experts." in f".{name}."
     experts = a.shape[0] // rank if stacked else 1
-    if experts * rank != a.shape[0]:
+    if not experts or experts * rank != a.shape[0]:
         raise AdapterError(
             f"{config.source}: {module}: the factors have rank {a.shape[0]}, adapter_config.json "
             f"says {rank}" + (" for each expert" if stacked else ""),

@@ -13,6 +13,7 @@ from math import sqrt
 from typing import Any
 
 from gemma_convert.convert.errors import AdapterError
+from gemma_convert.surgery.adapters.patterns import check_pattern, first_match
 
 _NO_MATHS = frozenset(
     {
@@ -83,11 +84,11 @@ class PeftConfig:
 
     def rank_of(self, module: str) -> int:
         """The rank of ``module``, a path as PEFT sees it."""
-        return self.ranks.get(_pattern_for(self.ranks, module), self.rank)
+        return self.ranks.get(first_match(self.ranks, module, self.source), self.rank)
 
     def scale(self, module: str, rank: int) -> float:
         """What A.B is multiplied by in ``module``, whose factors have ``rank``."""
-        alpha = self.alphas.get(_pattern_for(self.alphas, module), self.alpha)
+        alpha = self.alphas.get(first_match(self.alphas, module, self.source), self.alpha)
         return alpha / (sqrt(rank) if self.rank_stabilised else rank)
 
 
@@ -133,14 +134,6 @@ def read_peft_config(values: Mapping[str, Any], source: str) -> PeftConfig:
     )
 
 
-def _pattern_for(patterns: Mapping[str, Any], module: str) -> str:
-    """The first pattern that fits the end of ``module``, as PEFT's ``get_pattern_key`` finds it."""
-    for pattern in patterns:
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            return pattern
-    return module
-
-
 def _refuse_moved_base(initialised: Any, source: str) -> None:
     if isinstance(initialised, str) and initialised.lower().startswith(_MOVED_BASES):
         raise AdapterError(
@@ -172,7 +165,7 @@ class _Values:
         if not isinstance(value, Mapping):
             raise self._wrong(key, value, "an object")
         for pattern in value:
-            self._check_pattern(key, pattern)
+            check_pattern(pattern, f"{self.source}: adapter_config.json: {key}")
         return {pattern: self._number(key, number) for pattern, number in value.items()}
 
     def words(self, key: str) -> tuple[str, ...]:
@@ -190,12 +183,6 @@ class _Values:
         ):
             raise self._wrong(key, value, "a number above 0")
         return float(value)
-
-    def _check_pattern(self, key: str, pattern: str) -> None:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise self._wrong(key, pattern, "regular expressions") from error
 
     def _wrong(self, key: str, value: Any, expected: str) -> AdapterError:
         return AdapterError(

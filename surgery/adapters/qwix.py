@@ -97,6 +97,10 @@ def _pair(source: str, stem: str, sides: Mapping[str, Tensor], forms: tuple[Form
             f"A {list(pair.a.shape)} ends in r, B {list(pair.b.shape)} begins with r",
             "they belong to different runs",
         )
+    if not pair.rank:
+        raise AdapterError(
+            f"{source}: {stem}: the factors have rank 0", "the checkpoint is damaged"
+        )
     return pair
 
 

@@ -92,10 +92,10 @@ def test_a_stored_rank_in_any_spelling(stored: dict[str, Any]) -> None:
         convert(run, HF, base=base(**tower(F32)), alpha=4.0)
 
 
-def test_a_link_inside_an_orbax_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """``--force`` onto the folder that holds a part of the checkpoint by way of a link."""
+def test_a_link_to_an_orbax_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``--force`` onto the folder that holds the step by way of a link."""
     assert main(["demo", "--out", str(tmp_path / "d")]) == 0
-    part = tmp_path / "d" / "run" / "0" / "model_params" / "ocdbt.process_0"
+    part = tmp_path / "d" / "run" / "0"
     blobs = tmp_path / "blobs"
     blobs.mkdir()
     part.rename(blobs / "part")
@@ -103,7 +103,7 @@ def test_a_link_inside_an_orbax_tree(tmp_path: Path, capsys: pytest.CaptureFixtu
     words = ["orbax-to-hf", str(tmp_path / "d" / "run"), "--base", str(tmp_path / "d" / "base")]
     assert main([*words, "--alpha", "6", "--force", "--out", str(blobs)]) == 1
     assert "are the same directory or one holds the other" in capsys.readouterr().err
-    assert (blobs / "part" / "manifest.ocdbt").exists()
+    assert (blobs / "part" / "model_params" / "manifest.ocdbt").exists()
 
 
 def test_an_output_that_is_a_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -250,8 +250,7 @@ def test_side_files(tmp_path: Path) -> None:
     (directory / "additional_chat_templates").mkdir()
     (directory / "additional_chat_templates" / "rag.jinja").write_text("x")
     (directory / "other").mkdir()
-    (tmp_path / "blob").write_text("{}")
-    (directory / "special_tokens_map.json").symlink_to("../blob")
+    (directory / "special_tokens_map.json").symlink_to("tokenizer.json")
     files = open_safetensors(directory).files
     extra = ["additional_chat_templates/rag.jinja", "special_tokens_map.json"]
     assert list(files) == sorted(keep + extra)
@@ -347,7 +346,7 @@ def test_fingerprint_tells_a_change(tmp_path: Path) -> None:
         ({"a\0b": entry()}, b"12", r"tensor 'a\\x00b' has a name that is empty or holds control"),
         ({"a\nb": entry()}, b"12", r"tensor 'a\\nb' has a name"),
         ({"": entry()}, b"12", "tensor '' has a name that is empty"),
-        (b'{"\\ud800": {}}', b"12", r"tensor '\\ud800' has a name"),
+        (b'{"\\ud800": {}}', b"12", "holds half a surrogate pair, no character"),
     ],
 )
 def test_hostile_header(tmp_path: Path, header: Any, data: bytes, message: str) -> None:

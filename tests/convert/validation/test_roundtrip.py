@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemma_convert.convert.jobs import Job, convert
+from gemma_convert.convert.job import Job
+from gemma_convert.convert.jobs import convert
 from gemma_convert.convert.layouts import LAYOUTS
 from gemma_convert.convert.tensor import Array, Box, Tensor
 from gemma_convert.convert.validation import roundtrip

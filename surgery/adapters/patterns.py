@@ -1,0 +1,77 @@
+"""The regular expressions of ``rank_pattern`` and ``alpha_pattern``, which are not trusted.
+
+Matched by the package regex, which has a time limit; Python's own re has none, and a short pattern
+can keep it busy for years.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+from typing import Any
+
+from gemma_convert.convert.errors import AdapterError
+
+_LONGEST = 1000
+_MOST_COPIES = 1000
+"""Of what is repeated a number of times: each is a copy in the compiled pattern."""
+
+_SECONDS = 2.0
+"""For one pattern and one name; a pattern that is meant takes microseconds."""
+
+_REMEDY = "download the adapter again from a source you trust"
+
+
+def check_pattern(pattern: str, where: str) -> None:
+    """Refuse a pattern that is none, or too long to be meant.
+
+    Args:
+        pattern: A key of ``rank_pattern`` or ``alpha_pattern``.
+        where: Where it stands, for messages.
+
+    Raises:
+        AdapterError: See above.
+    """
+    import regex
+
+    copies = prod(int(n) for n in regex.findall(r"[{,]([0-9]{1,9})(?=[,}])", pattern) if int(n))
+    if len(pattern) > _LONGEST or copies > _MOST_COPIES:
+        raise AdapterError(f"{where} has {pattern!r}, a pattern too long to be meant", _REMEDY)
+    try:
+        _compiled(pattern)
+    except (regex.error, RecursionError) as error:
+        raise AdapterError(
+            f"{where} is {pattern!r}, expected regular expressions", _REMEDY
+        ) from error
+
+
+def first_match(patterns: Iterable[str], module: str, source: str) -> str:
+    """The first pattern that fits the end of ``module``, as PEFT's ``get_pattern_key`` finds it.
+
+    Args:
+        patterns: Checked ones.
+        module: Path of a module.
+        source: The adapter, for messages.
+
+    Returns:
+        The pattern, or ``module`` itself where none fits.
+
+    Raises:
+        AdapterError: If it takes too long to tell.
+    """
+    for pattern in patterns:
+        try:
+            if _compiled(pattern).match(module, timeout=_SECONDS):
+                return pattern
+        except TimeoutError as error:
+            raise AdapterError(
+                f"{source}: adapter_config.json: the pattern {pattern!r} takes too long to match",
+                _REMEDY,
+            ) from error
+    return module
+
+
+def _compiled(pattern: str) -> Any:
+    import regex
+
+    return regex.compile(rf"(.*\.)?({pattern})$")  # it keeps a cache of its own

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -20,6 +20,8 @@ from gemma_convert.convert.tensor import BLOCK_BYTES, Array, Box, Tensor, blocks
 
 WORKERS = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2)
 """Threads that read and compute."""
+
+Cut = Callable[[Tensor, int], Iterator[Box]]
 
 AHEAD = WORKERS + 1
 """Blocks that are read, or being read, by so many threads while one is in use."""
@@ -46,9 +48,18 @@ class Block:
 
 
 def read_ahead(
-    tensors: Mapping[str, Tensor], block_bytes: int = BLOCK_BYTES, *, threads: int = WORKERS
+    tensors: Mapping[str, Tensor],
+    block_bytes: int = BLOCK_BYTES,
+    cut: Cut = blocks,
+    *,
+    threads: int = WORKERS,
 ) -> Iterator[Block]:
     """Every block of every tensor, in order.
+
+    Args:
+        tensors: What to read.
+        block_bytes: Most bytes of a block.
+        cut: How to cut a tensor into them.
 
     Raises:
         OutputError: From a tensor, with its name in front; other errors pass through.
@@ -57,7 +68,7 @@ def read_ahead(
     pool = ThreadPoolExecutor(threads, thread_name_prefix="read-ahead")
     try:
         for name, tensor in tensors.items():
-            for box in blocks(tensor, block_bytes):
+            for box in cut(tensor, block_bytes):
                 pending.append(pool.submit(_read, name, tensor, box))
                 if len(pending) > threads + 1:
                     yield pending.popleft().result()

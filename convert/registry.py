@@ -161,7 +161,7 @@ def _as_written(name: str, tensor: Tensor, spelling: Spelling) -> str:
     return name
 
 
-_LAYER = re.compile(r"((?:layer|block)s?[._]|type_)(?:0|[1-9][0-9]{0,8})(?=[._/])")
+_LAYER = re.compile(r"((?:layer|block)s?[._/]|type_)(?:0|[1-9][0-9]{0,8})(?=[._/])")
 
 
 def _ranks(name: str, spelling: Spelling) -> frozenset[int]:

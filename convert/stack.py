@@ -68,6 +68,10 @@ class Stacked(Tensor):
         return tuple(self.layers.values())
 
     @property
+    def stacked_axes(self) -> frozenset[int]:
+        return frozenset(range(self.axis, self.axis + len(self.counts)))
+
+    @property
     def wide(self) -> Tensor:
         return Stacked({place: tensor.wide for place, tensor in self.layers.items()}, self.axis)
 

@@ -67,6 +67,12 @@ class Tensor(ABC):
         return self
 
     @property
+    def stacked_axes(self) -> frozenset[int]:
+        """Axes along which each index is read from a tensor of its own."""
+        same = (parent for parent in self.parents if parent.shape == self.shape)
+        return frozenset().union(*(parent.stacked_axes for parent in same))
+
+    @property
     def size(self) -> int:
         """Number of elements."""
         return prod(self.shape)

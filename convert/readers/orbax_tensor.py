@@ -25,8 +25,15 @@ import numpy as np
 from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.tensor import Array, Box, Tensor, extent, slices
 
-CACHE_BYTES = 64 << 20
-"""Least size of a checkpoint's cache of decoded chunks, in bytes."""
+CACHE_BYTES = 288 << 20
+"""Least size of a checkpoint's cache of decoded chunks, in bytes.
+
+Another layout reads the columns of some matrices: a little of many chunks, again and again. The
+largest matrix in a layer of Gemma 4 31B, of 231 MB, fits with all its chunks.
+"""
+
+_PIECE_BYTES = 64 << 20
+"""Most bytes that a thread decodes at a time, unless one chunk is larger."""
 
 _SLACK_BYTES = 8 << 20
 """Room in the cache for OCDBT's own nodes beside the chunks."""
@@ -37,6 +44,7 @@ class ChunkCache:
 
     def __init__(self) -> None:
         self.limit = CACHE_BYTES
+        self.piece = _PIECE_BYTES
         self._context: Any = None
         self._lock = Lock()
 
@@ -108,7 +116,7 @@ class OrbaxTensor(Tensor):
         return array
 
     def _chunks_at_once(self) -> int:
-        return max(1, self._cache.limit // max(1, self.chunk_bytes))
+        return max(1, self._cache.piece // max(1, self.chunk_bytes))
 
     def _read_piece(self, box: Box) -> Array:
         try:

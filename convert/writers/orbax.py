@@ -28,7 +28,8 @@ from typing import Any
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import GemmaConvertError, OutputError
 from gemma_convert.convert.read_ahead import Block, read_ahead
-from gemma_convert.convert.tensor import Tensor, all_findings, blocks, extent, recall_all, slices
+from gemma_convert.convert.tensor import Tensor, all_findings, recall_all, slices
+from gemma_convert.convert.tiles import tile_shape, tiles
 from gemma_convert.convert.writers.journal import Journal
 from gemma_convert.convert.writers.orbax_tree import CHUNK_BYTES, FORMS, TreeForm, make_tree
 from gemma_convert.convert.writers.orbax_verify import fold, verify_orbax
@@ -176,8 +177,8 @@ def _tensor_handler(block_bytes: int, progress: Progress, sums: dict[str, int]) 
                 build_array_write_spec(
                     info,
                     global_shape=tensor.shape,
-                    # One chunk a block: each is written once, whole, and none is read back.
-                    local_shape=extent(next(blocks(tensor, block_bytes))),
+                    # One chunk a tile: each is written once, whole, and none is read back.
+                    local_shape=tile_shape(tensor, block_bytes),
                     dtype=tensor.dtype,
                     use_ocdbt=True,
                     process_index=0,
@@ -214,7 +215,7 @@ def _stream(
     pending: deque[tuple[Any, int]] = deque()
     held = 0
     try:
-        for block in read_ahead(tensors, block_bytes):
+        for block in read_ahead(tensors, block_bytes, tiles):
             while pending and held + block.array.nbytes > IN_FLIGHT * block_bytes:
                 held -= _finish(*pending.popleft(), progress)
             pending.append((_write(openings[block.name].result(), block), block.array.nbytes))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import OutputError
 from gemma_convert.convert.read_ahead import Block, read_ahead
 from gemma_convert.convert.readers.orbax import VALUE_SUFFIX, open_orbax
-from gemma_convert.convert.writers.orbax_tree import CHUNK_BYTES, TreeForm
+from gemma_convert.convert.readers.orbax_tensor import OrbaxTensor
+from gemma_convert.convert.tensor import Box, Tensor
+from gemma_convert.convert.tiles import grid
+from gemma_convert.convert.writers.orbax_tree import TreeForm
 from gemma_convert.convert.writers.read_back import FAILING
 
 
@@ -26,7 +29,6 @@ def verify_orbax(
     *,
     form: TreeForm,
     progress: Callable[[int], None],
-    block_bytes: int = CHUNK_BYTES,
 ) -> None:
     """Open what `write_orbax` wrote with tensorstore and compare every value.
 
@@ -36,7 +38,6 @@ def verify_orbax(
         sums: What `write_orbax` returned.
         form: How it was written.
         progress: Told the number of bytes of each block compared.
-        block_bytes: The size of blocks that `write_orbax` was given.
 
     Raises:
         OutputError: If names, shapes, dtypes or values differ.
@@ -51,7 +52,7 @@ def verify_orbax(
             what = f"{directory}: {name}: read back as {other.dtype} {other.shape}"
             raise OutputError(what, FAILING)
     totals = dict.fromkeys(checkpoint, 0)
-    for block in read_ahead({name: found[stored[name]] for name in checkpoint}, block_bytes):
+    for block in read_ahead({name: found[stored[name]] for name in checkpoint}, cut=_by_chunks):
         totals[block.name] = fold(totals[block.name], block)
         progress(block.array.nbytes)
     for name, total in totals.items():
@@ -59,3 +60,9 @@ def verify_orbax(
             raise OutputError(
                 f"{directory}: {name}: the values read back differ from those written", FAILING
             )
+
+
+def _by_chunks(tensor: Tensor, most_bytes: int) -> Iterator[Box]:
+    """The chunks that were written, in the order in which they were."""
+    assert isinstance(tensor, OrbaxTensor)
+    return grid(tensor.shape, tensor.chunk)

@@ -110,7 +110,7 @@ def write_shard(
 
 def _fill(file: FileIO, path: Path, shard: Shard, progress: Progress, threads: int) -> str:
     """Write all bytes and read them back; their sha256."""
-    header = np.frombuffer(_header(shard.tensors), np.uint8)
+    header = np.frombuffer(file_header(shard.tensors), np.uint8)
     with ReadBack(path) as back:
         write_all(file, header.data)
         back.expect("header", header)
@@ -140,7 +140,7 @@ def write_index(directory: Path, shards: list[Shard]) -> None:
     (directory / INDEX_NAME).write_text(text, encoding="utf-8")
 
 
-def _header(tensors: Mapping[str, Tensor]) -> bytes:
+def file_header(tensors: Mapping[str, Tensor]) -> bytes:
     """The file's beginning: length, then names, dtypes, shapes and offsets as JSON."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0

@@ -1,0 +1,1 @@
+"""Benchmarks against ``cp``, tensorstore and other tools: ``python -m bench --help``."""

@@ -60,6 +60,7 @@ def read_ahead(
         tensors: What to read.
         block_bytes: Most bytes of a block.
         cut: How to cut a tensor into them.
+        threads: How many read and compute.
 
     Raises:
         OutputError: From a tensor, with its name in front; other errors pass through.

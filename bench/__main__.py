@@ -33,7 +33,7 @@ def main() -> None:
     if options.full_header:
         full = options.dir.resolve() / "full-header"
         subprocess.run([PYTHON, "-m", "bench.sparse", str(full)], check=True)
-        listed = cases.full_header(full / "base", full / "run")
+        listed = cases.full_header(full / "base")
         sections["All 60 layers, headers alone"] = measure(listed, max(5, options.rounds))
     if options.peers:
         small = options.dir.resolve() / "peers"

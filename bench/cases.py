@@ -61,11 +61,10 @@ def start_up() -> list[Case]:
     return [Case(HELP, (*CONVERT, "--help"))]
 
 
-def full_header(base: Path, run: Path) -> list[Case]:
-    """Plan and inspect a base of the whole model, of which only headers are read."""
-    merge = (*CONVERT, "orbax-to-hf", str(run), "--base", str(base), "--alpha", "64")
+def full_header(base: Path) -> list[Case]:
+    """Plan the conversion of the whole model, and inspect it; only headers are read."""
     return [
-        Case(PLAN, (*merge, "--out", str(base.parent / "out"), "--dry-run", "--quiet")),
+        Case(PLAN, (PYTHON, "-m", "bench.plan", str(base))),
         Case(INSPECT, (*CONVERT, "inspect", str(base))),
     ]
 

@@ -2,7 +2,7 @@
 
     python -m bench.sparse DIR
 
-writes ``DIR/base``, the text model and the vision tower, and ``DIR/run``, an adapter of all layers.
+writes ``DIR/base``, the text model and the vision tower.
 """
 
 from __future__ import annotations
@@ -10,18 +10,13 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import os
 from pathlib import Path
 
 import numpy as np
 
-from bench.inputs import BFLOAT16, RANK, SHARD_BYTES, Noise
-from gemma_convert.convert.layouts import TUNIX, Spelling
-from gemma_convert.convert.model import read_model
-from gemma_convert.convert.random_model import random_factors
+from bench.inputs import BFLOAT16, SHARD_BYTES, Noise
 from gemma_convert.convert.registry import families
 from gemma_convert.convert.tensor import Tensor
-from gemma_convert.convert.writers.orbax import write_orbax
 from gemma_convert.convert.writers.safetensors import file_header, shard, write_index
 
 MODEL = "gemma-4-31b"
@@ -30,11 +25,10 @@ MANIFEST = Path(__file__).parents[1] / "tests/data/manifests/hf/gemma-4-31B.json
 
 
 def make(directory: Path) -> None:
-    """Write both, unless they are there."""
+    """Write it, unless it is there."""
     if directory.is_dir():
         return
-    for name in ("base", "run"):
-        (directory / name).mkdir(parents=True)
+    (directory / "base").mkdir(parents=True)
     config = families()["gemma4"].config(MODEL)
     nothing = np.empty(0, BFLOAT16)
     listed = json.loads(gzip.decompress(MANIFEST.read_bytes()))
@@ -47,16 +41,12 @@ def make(directory: Path) -> None:
             file.truncate(len(header) + part.nbytes)
     write_index(directory / "base", shards)
     (directory / "base" / "config.json").write_text(json.dumps(config))
-    model = read_model(config, families())
-    factors = random_factors(model, Spelling(TUNIX, ""), RANK, np.dtype(np.float32))
-    write_orbax(factors, directory / "run")
 
 
 def main() -> None:
-    """Write the inputs."""
+    """Write it."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("directory", type=Path)
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     make(parser.parse_args().directory)
 
 

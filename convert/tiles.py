@@ -26,7 +26,7 @@ def tile_shape(tensor: Tensor, most_bytes: int) -> tuple[int, ...]:
         sizes[axis] = max(1, min(sizes[axis], limit * sizes[axis] // prod(sizes)))
     while prod(sizes) > limit:
         axis = max(axes[-2:], key=sizes.__getitem__)
-        count = -(-tensor.shape[axis] // sizes[axis]) + 1
+        count = -(-tensor.shape[axis] // (sizes[axis] - 1))  # the next number of even parts
         sizes[axis] = -(-tensor.shape[axis] // count)
     return tuple(sizes)
 

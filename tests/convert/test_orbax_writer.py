@@ -56,7 +56,7 @@ def checkpoint(arrays: dict[str, Array]) -> Checkpoint:
 
 
 def test_arrays_whose_last_block_is_short_are_read_back_by_our_reader(tmp_path: Path) -> None:
-    """41 rows of 20 bytes in blocks of 100: one row is left."""
+    """41 rows in tiles of 9: five are left."""
     arrays = mixed()
     write_orbax(checkpoint(arrays), tmp_path, block_bytes=100)
     found = open_orbax(tmp_path)
@@ -155,7 +155,7 @@ def test_tensorstore_reads_a_range_of_rows(written: Path) -> None:
         },
     }
     store = ts.open(spec, open=True, read=True).result()
-    assert store.chunk_layout.read_chunk.shape == (5, 10)
+    assert store.chunk_layout.read_chunk.shape == (9, 5)
     rows = store[17:23].read().result()
     assert rows.tobytes() == mixed()["embedder.input_embedding"][17:23].tobytes()
 
@@ -255,14 +255,14 @@ def parsed(path: Path) -> Any:
 
 def test_memory_is_bounded_by_blocks(tmp_path: Path) -> None:
     tensor = Recorder((1009, 64), Gauge())
-    block = 10 * 64 * 2
+    block = 10 * 64 * 2  # tiles of 29 x 22
+    whole, right, last = 29 * 22 * 2, 29 * 20 * 2, 23 * 22 * 2
     told: list[int] = []
     write_orbax(Checkpoint({"w": tensor}), tmp_path, block_bytes=block, progress=told.append)
-    assert sorted(rows for rows, _ in tensor.boxes) == [
-        (i, min(i + 10, 1009)) for i in range(0, 1009, 10)
-    ]
+    rows = [(i, min(i + 29, 1009)) for i in range(0, 1009, 29)]
+    assert sorted(tensor.boxes) == [(r, c) for r in rows for c in ((0, 22), (22, 44), (44, 64))]
     assert block < tensor.gauge.most <= HELD * block
-    assert told == [block] * 100 + [9 * 64 * 2]
+    assert told == [whole, whole, right] * 34 + [last, last, 23 * 20 * 2]
 
 
 def test_small_tensors_share_the_bound(tmp_path: Path) -> None:

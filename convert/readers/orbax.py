@@ -65,9 +65,9 @@ def open_orbax(
     """Open a checkpoint's root, one of its steps, an item of a step, or a tree alone.
 
     The checkpoint's ``metadata`` holds ``custom_metadata`` (of the tree, then of the step),
-    ``beside`` (the adapter_config.json that MaxText keeps in the root of an adapter), ``step``,
-    ``item``, ``items``, ``steps`` and ``tree_value_suffix``: whether ``.value`` was removed from
-    all names.
+    ``step``, ``item``, ``items``, ``steps`` and ``tree_value_suffix``: whether ``.value`` was
+    removed from all names; and ``beside``, the adapter_config.json that MaxText keeps in the root
+    of an adapter, where there is one.
 
     Args:
         path: The directory.
@@ -198,7 +198,7 @@ def _metadata(location: Location, tree: TreeMetadata, suffix: bool) -> dict[str,
         custom.update(custom_metadata(read_object(path), path))
     beside = location.holder.resolve().parent / ADAPTER_CONFIG_NAME
     return {
-        "beside": read_object(beside) if beside.is_file() else {},
+        **({"beside": read_object(beside)} if beside.is_file() else {}),
         "custom_metadata": custom,
         "step": location.step,
         "item": location.item,

@@ -25,7 +25,7 @@ from tests.checkpoints import (
     write_run,
 )
 
-LEAVES = "is a link out of its directory, to {}; copy what it points to into the directory"
+LEAVES = "is a link out of the directory, to {}; copy what it points to into the directory"
 FILES = {"tokenizer.json": '{"version": "1.0"}', "additional_chat_templates/tool.jinja": "x"}
 
 
@@ -159,7 +159,7 @@ def test_nothing_is_copied_or_written(tmp_path: Path, capsys: Any) -> None:
     words = ["hf-to-orbax", directory, "--layout", "tunix", "--out", tmp_path / "out"]
     assert run_cli(*words) == 1
     assert re.fullmatch(
-        r"error: [^\n]*is a link out of its directory[^\n]*\n", capsys.readouterr().err
+        r"error: [^\n]*is a link out of the directory[^\n]*\n", capsys.readouterr().err
     )
     assert snapshot(tmp_path) == before
 

@@ -28,7 +28,7 @@ def refuse_leaving(path: Path, root: Path) -> None:
     home = Path(os.path.realpath(root))
     if not any(target.is_relative_to(place) for place in (home, *_blobs(home))):
         raise InputError(
-            f"{path} is a link out of its directory, to {target}",
+            f"{path} is a link out of the directory, to {target}",
             "copy what it points to into the directory, if you trust it, or remove the link",
         )
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import ConfigError
-from gemma_convert.convert.layouts import HF, IN_MEMORY
+from gemma_convert.convert.layouts import HEADLESS, HF, IN_MEMORY
 from gemma_convert.convert.model import Model, text_config
 from gemma_convert.convert.presets.preset import Preset, hub_config
 from gemma_convert.convert.rows import Family
@@ -61,7 +61,7 @@ def form_of(
         ConfigError: If there are towers beside a text model's config, or no config is known.
     """
     if reference.config:
-        config, notes = _base_config(reference, model.family, others)
+        config, notes = _base_config(reference, model.family, others, found in HEADLESS)
         prefix = _fitting_prefix(config, model.family, found)
     else:
         config, notes = _known_config(reference.source, model, others)
@@ -132,9 +132,12 @@ def _known_config(
 
 
 def _base_config(
-    reference: Checkpoint, family: Family, others: Iterable[str]
+    reference: Checkpoint, family: Family, others: Iterable[str], headless: bool
 ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """The reference's config.json, without a model_type or class of the other nesting."""
+    """The reference's config.json, without a model_type or class of the other nesting.
+
+    A class without a head, which names its weights otherwise, becomes the one with it.
+    """
     config = reference.config
     kind, nested, tower = _kind(config, family), _nested(config), _tower(others)
     if kind is None or (nested and not kind.wrapper):
@@ -149,6 +152,8 @@ def _base_config(
     whole = {key: kind.wrapper.get(key) for key in alone}
     right, wrong = (whole, alone) if nested else (alone, whole)
     changes = {key: right[key] for key in alone if config.get(key) == wrong[key] is not None}
+    if headless and right["architectures"] and config.get("architectures"):
+        changes["architectures"] = right["architectures"]
     how = "nested" if nested else "at the top level"
     notes = tuple(
         f"config.json: {key} is {_text(value)} instead of {_text(config[key])}, as the text model "

@@ -27,8 +27,8 @@ class Layout:
         unstacked: The layout of the same names that keeps each layer by itself.
         like: The layout whose cells it uses where a row has none of its own.
         aliases: What names may begin with, and with what the templates begin them instead.
-        towers: What the names of a vision or audio part begin with, where the text's prefix does
-            not tell them apart.
+        towers: What the names of a vision or audio part, or of a head, begin with, where the
+            text's prefix does not tell them apart.
     """
 
     name: str
@@ -58,14 +58,26 @@ class Spelling:
 IN_MEMORY = "model.language_model."
 """Read by every class with towers since transformers 4.52; Gemma 4 has it on the Hub too."""
 
+HEADLESS = ("language_model.", "")
+"""Before the names that classes without a head save, such as Gemma4Model and Gemma3TextModel."""
+
 HF = Layout(
     "hf",
     (
         IN_MEMORY,
         "language_model.model.",  # Gemma 3 4b and larger on the Hub
         "model.",  # text-only models
+        *HEADLESS,
     ),
     "model.",
+    towers=(
+        "vision_",
+        "audio_",
+        "multi_modal_projector.",
+        "embed_vision.",
+        "embed_audio.",
+        "lm_head",
+    ),
 )
 # The embeddings of the JAX world: padded for Gemma 1 and 2, without the 64 last rows, which no
 # token uses, for the multimodal Gemma 3.

@@ -24,7 +24,8 @@ def plan_of(target: Checkpoint, inputs: Inputs, reasons: Mapping[int, str]) -> P
         LayoutError: If a tensor is neither read nor left out with a reason.
     """
     read = reached(target)
-    dropped = dict(target.dropped)
+    written = _names_on_disk(inputs)
+    dropped = {written.get(name, name): reason for name, reason in target.dropped.items()}
     for checkpoint, parts in inputs.held():
         dropped |= {**checkpoint.dropped, **parts.dropped}
         for name, tensor in parts.towers.items():
@@ -38,3 +39,10 @@ def plan_of(target: Checkpoint, inputs: Inputs, reasons: Mapping[int, str]) -> P
             if id(tensor) not in read and id(tensor) in reasons:
                 dropped[name] = reasons[id(tensor)]
     return make_plan(target.replace(dropped=dropped), inputs.checkpoints)
+
+
+def _names_on_disk(inputs: Inputs) -> dict[str, str]:
+    """The source's own names of its text parameters, where the templates write them otherwise."""
+    written = {id(tensor): name for name, tensor in inputs.source.items()}
+    text = inputs.own.text.items()
+    return {name: written[id(tensor)] for name, tensor in text if id(tensor) in written}

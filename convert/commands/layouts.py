@@ -54,7 +54,9 @@ def _show(title: str, header: list[str], lines: list[list[str]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*header, title=title, title_justify="left")
+    table = Table(title=title, title_justify="left")
+    for name in header:
+        table.add_column(name, overflow="fold")  # a name that is cut is none
     for line in lines:
         table.add_row(*line)
     Console(markup=False, highlight=False).print(table)

@@ -86,7 +86,7 @@ def weight_name(path: str) -> str:
     module has the same name, however the model was wrapped when it was trained. Others lose a
     leading ``model.``, and the word that transformers 5 no longer has in vision towers.
     """
-    for prefix in (*HF.prefixes, ""):
+    for prefix in HF.prefixes:
         short = path.removeprefix(prefix)
         if path.startswith(prefix) and names_text_parameter(short, Spelling(HF, "")):
             return short

@@ -119,7 +119,8 @@ def relayout(
         deltas: Whether the tensors are differences of weights: offsets do not apply.
         dtype: Dtype of the tensors; as in the source if None.
         computed: Dtype of those whose values the two layouts store differently; ``dtype`` if None.
-        spare: Tensors of ``target``, for parameters that nothing reads and the source lacks.
+        spare: The base's tensors in ``target``: parameters that nothing reads are taken from it
+            where the source lacks them, and left out where both layout and base can do without.
 
     Raises:
         LayoutError: If a tensor is missing, left over, or has another shape than ``model`` says.
@@ -145,7 +146,7 @@ def relayout(
             for name, at in _stored_names(parameter, source)
             if name in checkpoint
         ]
-        if parts and parameter.unread and target.layout.unread == "absent" and not partial:
+        if parts and parameter.unread and not partial and _without(parameter, target, spare):
             names = [name for name, _ in _stored_names(parameter, source)]
             dropped |= dict.fromkeys(names, _UNREAD)
         elif parts:
@@ -172,7 +173,14 @@ def relayout(
     return stacked(made_of, model, target, partial=partial)
 
 
-_UNREAD = "the model never reads it, and this layout's models do not have it"
+_UNREAD = "the model never reads it, and this layout's models, or the base, do not have it"
+
+
+def _without(parameter: Parameter, target: Spelling, spare: Mapping[str, Tensor] | None) -> bool:
+    """Whether a parameter that nothing reads is left out of ``target``."""
+    if target.layout.unread != "carried" or spare is None:
+        return target.layout.unread == "absent"
+    return not any(name in spare for name, _ in _stored_names(parameter, target))
 
 
 def _filled_note(zeros: list[str], taken: list[str]) -> tuple[str, ...]:

@@ -65,6 +65,12 @@ def tied(adapter: Adapter, model: Model) -> Adapter:
     embedding = embedding_name(model, Spelling(HF, ""))
     saved = dict(adapter.saved)
     changed = {HEAD, embedding} & adapter.pairs.keys()
+    if adapter.ties_head and any(adapter.pairs[name].magnitude is not None for name in changed):
+        raise AdapterError(
+            f"{adapter.source}: DoRA on the embedding under ensure_weight_tying: PEFT scales the "
+            "rows of the embedding and of the head tied to it each by a magnitude of its own",
+            "merge it with PEFT itself",
+        )
     equal = {HEAD, embedding} <= saved.keys() and _same(saved[HEAD], saved[embedding])
     if adapter.ties_head or (equal and not changed):
         return _without_head(replace(adapter, ties_head=True))

@@ -84,12 +84,20 @@ class PeftConfig:
 
     def rank_of(self, module: str) -> int:
         """The rank of ``module``, a path as PEFT sees it."""
-        return self.ranks.get(first_match(self.ranks, module, self.source), self.rank)
+        found = first_match(self.ranks, self._matched(module), self.source)
+        return self.ranks.get(found, self.rank)
 
     def scale(self, module: str, rank: int) -> float:
         """What A.B is multiplied by in ``module``, whose factors have ``rank``."""
-        alpha = self.alphas.get(first_match(self.alphas, module, self.source), self.alpha)
+        found = first_match(self.alphas, self._matched(module), self.source)
+        alpha = self.alphas.get(found, self.alpha)
         return alpha / (sqrt(rank) if self.rank_stabilised else rank)
+
+    def _matched(self, module: str) -> str:
+        """What PEFT matches patterns against: of a target parameter its whole name."""
+        weight = f"{module}.weight"
+        targeted = any(f".{weight}".endswith(f".{target}") for target in self.parameters)
+        return weight if targeted else module
 
 
 def read_peft_config(values: Mapping[str, Any], source: str) -> PeftConfig:

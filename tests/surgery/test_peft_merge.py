@@ -189,3 +189,21 @@ def test_towers(tmp_path: Path) -> None:
         assert np.allclose(tensor.numpy(), expected[name].numpy(), rtol=0, atol=1e-6), name
         changed += not np.allclose(tensor.numpy(), base[name].numpy(), rtol=0, atol=1e-3)
     assert changed == 4 + 2 * 3
+
+
+@pytest.mark.parametrize("pattern", ["q_proj", "q_proj.weight"])
+def test_patterns_of_target_parameters(pattern: str, tmp_path: Path) -> None:
+    """PEFT matches a target parameter's whole name: the module's alone means nothing to it."""
+    config = {"target_modules": ["k_proj"], "target_parameters": ["q_proj.weight"], "r": 3}
+    config |= {"lora_alpha": 7, "alpha_pattern": {pattern: 21}}
+    expected = adapted("gemma3", config, tmp_path)
+    scales = {q: s for q, s in merge(tmp_path).adapters[0].scales.items() if "q_proj" in q}
+    assert set(scales.values()) == {7.0 if pattern.endswith("weight") else 7 / 3}
+    assert np.abs(merged_logits(tmp_path) - expected).max() < BOUND
+
+
+def test_magnitudes_of_a_tied_embedding_are_refused(tmp_path: Path) -> None:
+    config = {"target_modules": ["embed_tokens"], "ensure_weight_tying": True, "use_dora": True}
+    adapted("gemma3", {**config, "r": 3, "lora_alpha": 7}, tmp_path)
+    with pytest.raises(AdapterError, match="DoRA on the embedding under ensure_weight_tying"):
+        merge(tmp_path)

@@ -14,7 +14,7 @@ from gemma_convert.convert.readers.jsonfile import read_object
 from gemma_convert.convert.readers.remote import remote_path
 from gemma_convert.convert.readers.safetensors import CONFIG_NAME
 from gemma_convert.convert.validation.engines.base import Source
-from gemma_convert.convert.validation.engines.choose import Options, choose
+from gemma_convert.convert.validation.engines.choose import Options, choose, is_address
 from gemma_convert.convert.validation.logits import MOST_POSITIONS, Tell, validate_logits
 from gemma_convert.convert.validation.prompts import Prompt, adds_bos, built_in, from_file
 from gemma_convert.convert.validation.result import Finding, Result
@@ -114,7 +114,8 @@ def _tokenizer(source: Source) -> Any:
 
 def _config(request: Request) -> Mapping[str, Any]:
     """config.json of one of the sides or their bases."""
-    places = [Path(request.a), Path(request.b), request.options_a.base, request.options_b.base]
+    named = [Path(name) for name in (request.a, request.b) if not is_address(name)]
+    places = [*named, request.options_a.base, request.options_b.base]
     for place in places:
         if place is not None and remote_path(place) is not None:
             config = open_headers(place).config

@@ -43,7 +43,7 @@ def choose(name: str, options: Options) -> Source:
     Raises:
         InputError: If nothing is there that can run.
     """
-    if name.startswith(("http://", "https://")):
+    if is_address(name):
         return connect(name, options.api_key, options.dtype or "bfloat16")
     path = Path(name)
     checkpoint = open_checkpoint(path, options.step)
@@ -64,6 +64,11 @@ def choose(name: str, options: Options) -> Source:
         raise InputError(f"{name}: Tunix's model runs in float32 here", "leave its dtype out")
     about = _about(str(path), "tunix", weights, options, base_model)
     return Tunix(replace(about, adapted=adapted), checkpoint, base_model, options.alpha)
+
+
+def is_address(name: str) -> bool:
+    """Whether ``name`` is the address of a server."""
+    return name.startswith(("http://", "https://"))
 
 
 def _base(name: str, options: Options) -> Path:

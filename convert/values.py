@@ -104,12 +104,12 @@ class Revalued(Tensor):
 
     def read(self, box: Box) -> Array:
         values = self.parent.read(box)
-        exact = converted(values, _wide(values.dtype))
+        exact = converted(values, _wide(values.dtype, self.dtype))
         stored = rounded(self.target.store(self.source.load(exact)), self.dtype)
         back = self.source.store(self.target.load(converted(stored, exact.dtype)))
         self._lost[box] = int(np.count_nonzero(rounded(back, values.dtype) != values))
         return stored
 
 
-def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    return np.dtype(np.float64 if dtype == np.float64 else np.float32)
+def _wide(*dtypes: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype(np.float64 if np.float64 in dtypes else np.float32)

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from gemma_convert.console import output_options, progress
+from gemma_convert.convert.commands.report_option import report_option
 
 
 @click.command("diff")
@@ -22,7 +23,7 @@ from gemma_convert.console import output_options, progress
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Print the tensors as CSV.")
 @click.option("--exit-code", is_flag=True, help="Exit 1 if anything differs.")
-@click.option("--report", type=click.Path(path_type=Path), help="Write an HTML report.")
+@report_option
 @output_options
 def command(
     first: Path,

@@ -15,13 +15,11 @@ from gemma_convert.convert.commands.options import (
     base_quantization_options,
     weight_option,
 )
+from gemma_convert.convert.commands.report_option import report_option
 
 if TYPE_CHECKING:  # numpy is not needed for --help
     from gemma_convert.surgery.training_base import Choice
 
-report_option = click.option(
-    "--report", type=click.Path(path_type=Path), help="Write a self-contained HTML report."
-)
 model_option = click.option(
     "--model", help="Public model of checkpoints without a config, such as gemma-4-31b."
 )
@@ -44,8 +42,8 @@ def command() -> None:
 @model_option
 @click.option(
     "--computed-dtype",
-    type=click.Choice(["source", "float32"]),
-    default="float32",
+    type=click.Choice(["source", "float32", "float64"]),
+    default="float64",
     show_default=True,
     help="Dtype meanwhile of tensors whose values the other layout stores differently.",
 )

@@ -100,7 +100,8 @@ def diff(
         progress: Called with bytes of ``a`` as they are compared.
 
     Returns:
-        Every name, what differs most first; a finding for each that is not the same.
+        Every name, what differs most first; a finding for each that is not the same, and for each
+        key of both config.json whose values differ.
     """
     aligned = align(a, b, model)
     entries = []
@@ -110,17 +111,21 @@ def diff(
     entries = _explained(entries, probes)
     entries.sort(key=_most_different_first)
     different = [entry for entry in entries if entry.status != SAME]
+    config = config_differences(a.config, b.config)
     return Result(
         check="diff",
         title=f"{a.source} against {b.source}",
-        findings=tuple(Finding(entry.name, describe(entry)) for entry in different),
+        findings=(
+            *(Finding("config.json", text) for text in _told(config)),
+            *(Finding(entry.name, describe(entry)) for entry in different),
+        ),
         summary=_summary(entries, aligned.spelling),
         data={
             "a": a.source,
             "b": b.source,
             "fingerprints": {"A": dict(a.fingerprint), "B": dict(b.fingerprint)},
             "spelling": aligned.spelling,
-            "config": config_differences(a.config, b.config),
+            "config": config,
             "modules": aggregated(entries, lambda entry: place(entry.name)[0]),
             "layers": aggregated(entries, lambda entry: place(entry.name)[1]),
             "tensors": [entry.json() for entry in entries],
@@ -177,9 +182,9 @@ def _rank_text(rank: Rank | None) -> str:
         return "no more than rounding"
     if rank.is_low_rank:
         return f"like a LoRA of rank {rank.rank}"
-    return (
-        "of full rank" if rank.rank is None else f"rank {rank.rank}, but the rest is not rounding"
-    )
+    if rank.rank is None:
+        return f"of rank {len(rank.singular_values)} or more"
+    return f"of rank {rank.rank}" + ("" if rank.explained else ", but the rest is not rounding")
 
 
 def describe(entry: Entry) -> str:
@@ -233,6 +238,15 @@ def config_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, 
         for key in sorted({*one, *other})
         if one.get(key) != other.get(key) and key.rpartition(".")[2] not in _UNTOLD
     }
+
+
+def _told(config: Mapping[str, Sequence[Any]]) -> list[str]:
+    """A sentence for each key that both have: what one lacks may have a default there."""
+    return [
+        f"{key} is {one!r} in A and {other!r} in B"
+        for key, (one, other) in config.items()
+        if one is not None and other is not None
+    ]
 
 
 # Keys that say who wrote the file, not what the model is.

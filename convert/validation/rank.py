@@ -21,6 +21,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from gemma_convert.convert import dtypes
 from gemma_convert.convert.tensor import Array, Tensor, blocks
 from gemma_convert.convert.validation.difference import BLOCK_BYTES
 
@@ -29,6 +30,9 @@ PROBES = 72
 
 _PASSES = 2
 """Power iterations: they sharpen singular values that lie close together."""
+
+_MOST = 1e18
+"""Frobenius norm of a difference whose products of two values float32 can hold."""
 
 _MARGIN = 3**0.5
 """By how much a singular value must exceed that: an error of half a ulp, the most there is, is
@@ -42,7 +46,8 @@ class Rank:
     Attributes:
         rank: Number of singular values above the rounding noise; None if more than were sought.
         stable_rank: ``|D|_F^2 / |D|_2^2``: how many directions carry the change.
-        is_low_rank: Whether the rest is no more than the rounding of the stored values can make.
+        explained: Whether the rest is no more than the rounding of the stored values can make.
+        is_low_rank: Whether that is so for a rank of at most half the smaller side.
         singular_values: The largest ones.
         noise: Spectral norm that the rounding alone would have.
         rest: Frobenius norm of D without those, over that of D.
@@ -50,6 +55,7 @@ class Rank:
 
     rank: int | None
     stable_rank: float
+    explained: bool
     is_low_rank: bool
     singular_values: tuple[float, ...]
     noise: float
@@ -77,14 +83,17 @@ def difference_rank(a: Tensor, b: Tensor, probes: int = PROBES, seed: int = 0) -
         seed: Of the random probes.
 
     Returns:
-        None for a tensor that is no matrix, or too small for its rank to mean something.
+        None for a tensor that is no matrix of floating-point numbers, one too small for its rank to
+        mean something, and where values are not finite or too large for float32's products.
     """
+    if not (dtypes.is_float(a.dtype) and dtypes.is_float(b.dtype)):
+        return None
     rows, columns = prod(a.shape[:-1]), a.shape[-1] if a.shape else 0
     k = min(probes, rows, columns)
     if len(a.shape) < 2 or k < 4:
         return None
     total, noise, worst = _norms(a, b)
-    if total == 0:
+    if not 0 < total < _MOST**2:
         return None
     basis = np.random.default_rng(seed).standard_normal((columns, k), np.float32)
     for _ in range(_PASSES):
@@ -96,11 +105,12 @@ def difference_rank(a: Tensor, b: Tensor, probes: int = PROBES, seed: int = 0) -
     count = int(np.count_nonzero(singular > floor))
     rest = max(0.0, total - float(np.sum(singular[:count] ** 2)))
     found_all = count < k or k == min(rows, columns)
-    low = found_all and 2 * count <= min(rows, columns)
+    explained = found_all and rest <= worst + 1e-6 * total
     return Rank(
         rank=count if found_all else None,
         stable_rank=total / float(singular[0]) ** 2,
-        is_low_rank=low and rest <= worst + 1e-6 * total,
+        explained=explained,
+        is_low_rank=explained and 2 * count <= min(rows, columns),
         singular_values=tuple(float(s) for s in singular),
         noise=noise,
         rest=float(np.sqrt(rest / total)),

@@ -26,7 +26,7 @@ from gemma_convert.surgery.quantised import is_quantised
 
 Progress = Callable[[int], None]
 
-_WIDE = np.dtype(np.float32)
+_WIDE = np.dtype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def validate_roundtrip(
         base: HF directory that gives config and towers, where ``source`` has none.
         model: Name of a public model, where nothing has a config.json.
         computed_dtype: Stored dtype of tensors whose values the two layouts store differently; in
-            float32 they come back, in the source's own, None, not all of them do.
+            float64 those of any other dtype come back, in the source's own, None, not all do.
         progress: Called with bytes as they come back.
 
     Returns:

@@ -58,8 +58,9 @@ def limits_for(a: About, b: About, overrides: Overrides = NO_OVERRIDES) -> Limit
     """The limits for two engines.
 
     They are those of float32 if both compute in it and their weights are the same numbers. Where
-    one applies LoRA factors that the other has merged and stored in a narrower dtype, the weights
-    differ by a rounding, as they do where one computes in a narrower dtype.
+    one applies LoRA factors that the other has merged and stored in a narrower dtype, or where they
+    store in different dtypes, the weights differ by a rounding, as they do where one computes in a
+    narrower dtype.
 
     Args:
         a: The one.
@@ -68,6 +69,8 @@ def limits_for(a: About, b: About, overrides: Overrides = NO_OVERRIDES) -> Limit
     """
     computes_wide = all(about.dtype in ("float32", "float64") for about in (a, b))
     rounded = a.adapted != b.adapted and "float32" not in (b if a.adapted else a).stored
+    known = "server" not in (a.kind, b.kind)  # a server tells no more than how it computes
+    rounded |= known and a.adapted == b.adapted and a.stored != b.stored
     limits = FLOAT32 if computes_wide and not rounded else ROUNDED
     return replace(
         limits,

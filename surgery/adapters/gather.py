@@ -58,7 +58,7 @@ def gather(
 def refuse_merged(
     source: str, adapters: Sequence[Adapter], before: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Refuse adapters that are in the weights already.
+    """Refuse adapters that are in the weights already, or come twice.
 
     Args:
         source: The weights, for messages.
@@ -66,13 +66,20 @@ def refuse_merged(
         before: What the ledger of the weights says was merged.
 
     Raises:
-        AdapterError: If one of ``adapters`` has the factors of one of ``before``.
+        AdapterError: If one of ``adapters`` has the factors of one of ``before``, or of another.
     """
-    digests = {entry["factors_sha256"] for entry in before}
-    for adapter in adapters if digests else ():
-        if digest(adapter) in digests:
+    merged = {entry["factors_sha256"] for entry in before}
+    given: dict[str, str] = {}
+    for adapter in adapters if merged or len(adapters) > 1 else ():
+        factors = digest(adapter)
+        if factors in merged | given.keys():
+            twice = (
+                f"{given[factors]} has the same factors"
+                if factors in given
+                else (f"it is merged into {source} already, says the conversion.json there")
+            )
             raise AdapterError(
-                f"{adapter.source}: it is merged into {source} already, says the conversion.json "
-                "there",
+                f"{adapter.source}: {twice}",
                 "leave it out, or merge it a second time with --force",
             )
+        given[factors] = adapter.source

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import numpy as np
@@ -186,6 +187,14 @@ def test_the_same_adapter_twice_is_noticed(tmp_path: Path, two: Any, capsys: Any
     assert [Path(entry["source"]).name for entry in merged] == ["math", "style", "renamed"]
 
 
+def test_an_adapter_given_twice_is_noticed(tmp_path: Path, two: Any, capsys: Any) -> None:
+    copytree(tmp_path / "math", tmp_path / "copy")
+    refused(
+        tmp_path, "copy: .*math has the same factors; leave it out", capsys, "base", "math", "copy"
+    )
+    assert merge(tmp_path, "base", "math", "copy", force=True) == 0
+
+
 def test_a_ledger_that_is_none_says_nothing(tmp_path: Path, two: Any) -> None:
     for text in ("[]", "{", '{"merged": 3}', '{"merged": [1, {"factors_sha256": 2}]}'):
         (tmp_path / "base" / "conversion.json").write_text(text)
@@ -218,8 +227,10 @@ def test_adapters_that_cannot_be_merged(tmp_path: Path, two: Any, capsys: Any) -
     saved = {**two[1][0], "base_model.model.model.norm.weight": np.ones(10, F32)}
     write(tmp_path / "saved", saved, modules_to_save=["norm"])
     refused(tmp_path, "cannot be done in part", capsys, "base", "saved", weight=0.5)
+    saved["base_model.model.model.norm.weight"] = np.full(10, 2, F32)
+    write(tmp_path / "again", saved, modules_to_save=["norm"])
     refused(
-        tmp_path, "norm.weight: another adapter replaces it too", capsys, "base", "saved", "saved"
+        tmp_path, "norm.weight: another adapter replaces it too", capsys, "base", "saved", "again"
     )
     other = {"base_model.model.model.norm.weight": np.ones(9, F32)}
     write(tmp_path / "other", {**two[1][0], **other}, modules_to_save=["norm"])
@@ -261,7 +272,7 @@ def test_alpha_is_for_those_that_do_not_say_it(tmp_path: Path, two: Any) -> None
     """The source's is 7 by its metadata; the 5 given is the other's."""
     run = factor_arrays(GEMMA3, F32)
     write_run(tmp_path / "told", run, {"lora": {"alpha": 7}})
-    write_run(tmp_path / "untold", run)
+    write_run(tmp_path / "untold", {name: 2 * factor for name, factor in run.items()})
     words = ["orbax-to-hf", tmp_path / "told", "--base", tmp_path / "base", "--alpha", 5]
     words += ["--adapter", tmp_path / "untold", "--out", tmp_path / "out", "--quiet"]
     assert run_cli(*words) == 0

@@ -213,3 +213,22 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert [finding["where"] for finding in told["findings"]] == [name]
     assert run_cli("diff", base, wrong, "--csv") == 0
     assert capsys.readouterr().out.startswith("name,module,layer,status,")
+
+
+def test_a_broken_value_is_told() -> None:
+    name = next(n for n, a in HF_NAMES.items() if a.ndim == 2)
+    broken = {**HF_NAMES, name: HF_NAMES[name].copy()}
+    broken[name][1, 2] = np.nan
+    (finding,) = diff(memory(HF_NAMES), memory(broken)).findings
+    assert finding.where == name
+    assert "1 of them NaN or infinite" in finding.what
+
+
+def test_a_config_that_says_otherwise_is_told() -> None:
+    """Keys that both have: a default may stand for one that is left out."""
+    other = {**GEMMA3, "rope_theta": 1e4, "_name_or_path": "elsewhere", "new_key": 3}
+    one = {**GEMMA3, "rope_theta": 1e6}
+    result = diff(memory(HF_NAMES, config=one), memory(HF_NAMES, config=other))
+    assert [(f.where, f.what) for f in result.findings] == [
+        ("config.json", "rope_theta is 1000000.0 in A and 10000.0 in B")
+    ]

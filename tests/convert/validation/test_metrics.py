@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.special import log_softmax, rel_entr, softmax
@@ -168,6 +170,11 @@ def test_limits_depend_on_the_dtypes() -> None:
     assert limits_for(engine(adapted=True), engine(stored="float32")) == FLOAT32
     assert limits_for(engine(stored="float32"), engine(adapted=True)) == FLOAT32
     assert limits_for(engine(adapted=True), engine(adapted=True)) == FLOAT32
+    # the same weights, one side rounded
+    assert limits_for(engine(stored="float32"), engine()) == ROUNDED
+    # a server that computes in float32 does not say how it stores
+    server = replace(engine(stored="float32"), kind="server")
+    assert limits_for(engine(), server) == FLOAT32
 
 
 def test_limits_can_be_set() -> None:

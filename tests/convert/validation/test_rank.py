@@ -94,3 +94,22 @@ def test_ulp_is_numpys_spacing(dtype: np.dtype[np.generic]) -> None:
 def test_ulp_of_bfloat16() -> None:
     values = np.array([1.0, 1.98, 2.0, -0.75], BF16)
     np.testing.assert_array_equal(ulp(values, BF16), np.array([1, 1, 2, 0.5]) * 2.0**-7)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
+def test_no_rank_of_values_without_one(value: float, dtype: np.dtype[np.generic]) -> None:
+    weight = base().astype(dtype)
+    broken = (-weight.astype(F32)).astype(dtype)
+    broken[5, 7] = value
+    assert difference_rank(ArrayTensor(weight), ArrayTensor(broken)) is None
+
+
+def test_no_rank_of_integers() -> None:
+    codes = RANDOM.integers(-127, 127, SHAPE, np.int8)
+    assert difference_rank(ArrayTensor(codes), ArrayTensor(codes[::-1].copy())) is None
+
+
+def test_more_than_half_of_all_directions_are_a_rank_but_no_lora() -> None:
+    result = found(base(), low_rank(40), F32, probes=61)
+    assert (result.rank, result.explained, result.is_low_rank) == (40, True, False)

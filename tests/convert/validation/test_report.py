@@ -146,3 +146,21 @@ def test_write_report_replaces_an_old_one(tmp_path: Path) -> None:
     path.write_text("old")
     write_report(path, [Result("merged", "t", (), (), {"tensors": {}})], ["x"])
     assert path.read_text().startswith("<!doctype html>")
+
+
+def test_a_report_replaces_reports_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Said before anything is done, and nothing of the user's is lost."""
+    base = write_base(tmp_path / "base", GEMMA3, base_arrays(GEMMA3, "model."))
+    weights = next(base.glob("*.safetensors"))
+    before = weights.read_bytes()
+    (tmp_path / "d.html").mkdir()
+    for path, said in (
+        (weights, "does not end in .html"),
+        (tmp_path / "d.html", "no file can be made there"),
+        (weights / "r.html", "no file can be made there"),
+    ):
+        assert run_cli("diff", base, base, "--report", path) == 2
+        assert said in " ".join(capsys.readouterr().err.split())
+    assert weights.read_bytes() == before

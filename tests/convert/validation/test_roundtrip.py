@@ -44,10 +44,11 @@ TREES = [
 OTHERS = [name for name in LAYOUTS if name != "hf"]
 
 
+@pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("family", CONFIGS)
-def test_every_layout_is_exact(family: str) -> None:
+def test_every_layout_is_exact(family: str, dtype: np.dtype[np.generic]) -> None:
     config = CONFIGS[family]
-    source = memory(base_arrays(config, USUAL_PREFIX[family]), config=config)
+    source = memory(base_arrays(config, USUAL_PREFIX[family], dtype), config=config)
     result = validate_roundtrip(source)
     assert result.passed, result.findings
     assert [*result.data["via"]] == OTHERS

@@ -21,10 +21,11 @@ from gemma_convert.convert.tensor import BLOCK_BYTES, Array, Box, Tensor, blocks
 WORKERS = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2)
 """Threads that read and compute."""
 
-Cut = Callable[[Tensor, int], Iterator[Box]]
+AHEAD = 1
+"""Blocks that are read, beside those that threads are reading, while one is in use."""
 
-AHEAD = WORKERS + 1
-"""Blocks that are read, or being read, by so many threads while one is in use."""
+Cut = Callable[[Tensor, int], Iterator[Box]]
+"""Cuts a tensor into boxes of at most so many bytes."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def read_ahead(
         for name, tensor in tensors.items():
             for box in cut(tensor, block_bytes):
                 pending.append(pool.submit(_read, name, tensor, box))
-                if len(pending) > threads + 1:
+                if len(pending) > threads + AHEAD:
                     yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()

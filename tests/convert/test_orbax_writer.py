@@ -15,13 +15,13 @@ import pytest
 
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import InputError, OutputError
-from gemma_convert.convert.read_ahead import AHEAD
+from gemma_convert.convert.read_ahead import AHEAD, WORKERS
 from gemma_convert.convert.readers import open_orbax
 from gemma_convert.convert.tensor import Array, ArrayTensor, Box, Tensor, extent
 from gemma_convert.convert.writers.orbax import IN_FLIGHT, write_orbax
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
-HELD = IN_FLIGHT + AHEAD + 2
+HELD = IN_FLIGHT + WORKERS + AHEAD + 2
 """Blocks at once: those being written, those read ahead, one in hand and one just handed over."""
 NO_SHARDING = "ignore:Sharding info not provided when restoring:UserWarning"
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gemma_convert.convert.errors import OutputError
-from gemma_convert.convert.read_ahead import AHEAD, read_ahead
+from gemma_convert.convert.read_ahead import AHEAD, WORKERS, read_ahead
 from gemma_convert.convert.tensor import BLOCK_BYTES, Array, ArrayTensor, Box, Tensor, extent
 
 
@@ -52,7 +52,8 @@ def test_blocks_come_in_order_and_few_are_alive() -> None:
         assert block.data.tobytes() == block.array.tobytes()
         del block
     assert seen == [*(("a", row) for row in range(20)), ("b", 0)]
-    assert tensor.most <= AHEAD + 2  # one in use, those ahead, one that was just handed over
+    # those being read, those ahead, one in use, one that was just handed over
+    assert tensor.most <= WORKERS + AHEAD + 2
     assert all(thread.startswith("read-ahead") for thread in tensor.threads)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 KIND, PLACE = "GEMMA_CONVERT_TEST_FAULT", "GEMMA_CONVERT_TEST_PLACE"
 MACHINE = "GEMMA_CONVERT_TEST_MACHINE"
 _PATIENCE = 60.0
+_ROOT = Path(__file__).parents[2]  # the other processes import this very module
 
 
 @contextmanager
@@ -29,7 +30,7 @@ def faulty(address: str, kind: str, place: Path, machine: str = "") -> Iterator[
     """
     import ray
 
-    environment = {KIND: kind, PLACE: str(place), MACHINE: machine}
+    environment = {KIND: kind, PLACE: str(place), MACHINE: machine, "PYTHONPATH": str(_ROOT)}
     hooks = {"env_vars": environment, "worker_process_setup_hook": set_up}
     ray.init(address=address, runtime_env=hooks, log_to_driver=False, logging_level=40)
     try:

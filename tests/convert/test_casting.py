@@ -14,6 +14,8 @@ from gemma_convert.convert.tensor import Array
 ALL = np.arange(1 << 16, dtype=np.uint16).view(BFLOAT16)
 """Every bfloat16: zeros, subnormals, infinities, NaN with every payload."""
 
+NAN = (ALL.view(np.uint16) & 0x7FFF) > 0x7F80
+
 
 def reference(array: Array, dtype: Any) -> Array:
     with np.errstate(all="ignore"):
@@ -33,7 +35,7 @@ def test_every_bfloat16_widened() -> None:
 
 
 def test_every_bfloat16_comes_back() -> None:
-    numbers = ALL[~np.isnan(ALL)]
+    numbers = ALL[~NAN]
     assert same(converted(converted(numbers, FLOAT32), BFLOAT16), numbers)
 
 
@@ -78,7 +80,7 @@ def test_ties_go_to_even_and_the_largest_becomes_infinite() -> None:
 )
 def test_any_shape_and_stride(take: Any) -> None:
     narrow = np.asarray(take(ALL))
-    wide = np.asarray(take(np.where(np.isnan(ALL), 1, ALL).astype(np.float32) * np.float32(1.003)))
+    wide = np.asarray(take(np.where(NAN, 1, ALL).astype(np.float32) * np.float32(1.003)))
     with np.errstate(all="ignore"):
         assert same(converted(narrow, FLOAT32), np.asarray(reference(narrow, np.float32)))
         assert same(converted(wide, BFLOAT16), np.asarray(reference(wide, BFLOAT16)))

@@ -16,8 +16,7 @@ import pytest
 from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.readers.safetensors_tensor import SafetensorsTensor
 from gemma_convert.convert.tensor import Array, Box
-from gemma_convert.convert.writers import orbax_verify
-from gemma_convert.convert.writers import safetensors as safetensors_writer
+from gemma_convert.convert.writers import checked_file, orbax_verify
 from tests.checkpoints import (
     GEMMA3,
     base_arrays,
@@ -162,13 +161,12 @@ def test_an_error_in_the_middle(
 def test_a_corrupted_shard_is_found_and_not_kept(
     inputs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def bad_disk(file: Any, data: memoryview) -> None:
-        wrong = bytearray(data)
-        wrong[-1] ^= 1
-        file.write(wrong)
+    def bad_disk(descriptor: int, data: memoryview, offset: int) -> None:
+        write(descriptor, memoryview(bytes(len(data))), offset)
 
+    write = checked_file.write_at
     before = snapshot(inputs)
-    monkeypatch.setattr(safetensors_writer, "write_all", bad_disk)
+    monkeypatch.setattr(checked_file, "write_at", bad_disk)
     assert merge(inputs, inputs / "out") == 1
     told(capsys, "the values read back differ from those written; the disk or its file system")
     assert snapshot(inputs) == before

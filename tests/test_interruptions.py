@@ -14,7 +14,7 @@ import pytest
 
 from gemma_convert.convert.readers.safetensors_tensor import SafetensorsTensor
 from gemma_convert.convert.tensor import Array, Box
-from gemma_convert.convert.writers import safetensors as writer
+from gemma_convert.convert.writers import checked_file
 from gemma_convert.convert.writers.journal import Journal
 from tests.checkpoints import (
     GEMMA3,
@@ -124,15 +124,15 @@ def test_a_full_disk(
         out.mkdir()
         (out / "model.safetensors").write_text("old")
     before = snapshot(out)
-    write = writer.write_all
+    write = checked_file.write_at
 
-    def full(file: Any, data: memoryview) -> None:
+    def full(descriptor: int, data: memoryview, offset: int) -> None:
         if len(shards(inputs / PLACE)) > 3:
             raise OSError(errno.ENOSPC, "No space left on device")
-        write(file, data)
+        write(descriptor, data, offset)
 
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "write_all", full)
+        patch.setattr(checked_file, "write_at", full)
         assert merge(inputs, out, "--force") == 1
     err = capsys.readouterr().err
     assert re.search(rf"^error: output {out} could not be written: No space left .*{GO_ON}$", err)

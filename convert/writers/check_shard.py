@@ -12,7 +12,7 @@ import numpy as np
 from gemma_convert.convert import dtypes
 from gemma_convert.convert.errors import OutputError
 from gemma_convert.convert.tensor import Tensor, slices
-from gemma_convert.convert.writers.read_back import FAILING
+from gemma_convert.convert.writers.checked_file import FAILING
 
 _END = 1024
 """Elements compared at either end of a tensor, at most."""

@@ -13,8 +13,8 @@ from gemma_convert.convert.readers.orbax import VALUE_SUFFIX, open_orbax
 from gemma_convert.convert.readers.orbax_tensor import OrbaxTensor
 from gemma_convert.convert.tensor import Box, Tensor
 from gemma_convert.convert.tiles import grid
+from gemma_convert.convert.writers.checked_file import FAILING
 from gemma_convert.convert.writers.orbax_tree import TreeForm
-from gemma_convert.convert.writers.read_back import FAILING
 
 
 def fold(total: int, block: Block) -> int:

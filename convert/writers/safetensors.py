@@ -8,11 +8,9 @@ and compared, and the library must find each tensor's name, dtype, shape and end
 from __future__ import annotations
 
 import json
-import os
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +19,7 @@ from gemma_convert.convert import dtypes
 from gemma_convert.convert.read_ahead import WORKERS, read_ahead
 from gemma_convert.convert.tensor import Tensor
 from gemma_convert.convert.writers.check_shard import check_shard
-from gemma_convert.convert.writers.read_back import ReadBack
+from gemma_convert.convert.writers.checked_file import CheckedFile
 
 DEFAULT_SHARD_BYTES = 5 * 10**9
 INDEX_NAME = "model.safetensors.index.json"
@@ -97,35 +95,19 @@ def write_shard(
             the file is removed.
     """
     path = directory / shard.name
-    with path.open("xb", buffering=0) as file:
+    with CheckedFile(path) as file:
         try:
-            digest = _fill(file, path, shard, progress, threads)
+            file.write("header", np.frombuffer(file_header(shard.tensors), np.uint8))
+            for block in read_ahead(shard.tensors, threads=threads):
+                file.write(block.name, block.data)
+                progress(block.data.nbytes + file.compared())
+            digest = file.finish()
+            progress(file.compared())
             check_shard(path, shard.tensors)
-            os.fsync(file.fileno())
         except BaseException:
             path.unlink()
             raise
-        return Written(shard.name, file.tell(), digest)
-
-
-def _fill(file: FileIO, path: Path, shard: Shard, progress: Progress, threads: int) -> str:
-    """Write all bytes and read them back; their sha256."""
-    header = np.frombuffer(file_header(shard.tensors), np.uint8)
-    with ReadBack(path) as back:
-        write_all(file, header.data)
-        back.expect("header", header)
-        for block in read_ahead(shard.tensors, threads=threads):
-            write_all(file, block.data.data)
-            back.expect(block.name, block.data)
-            progress(block.data.nbytes + back.compared())
-        progress(back.compared(most=0))
-        return back.sha256()
-
-
-def write_all(file: FileIO, data: memoryview) -> None:
-    """Write all of ``data``: the kernel takes at most 2 GiB a call."""
-    while data:
-        data = data[file.write(data) :]
+        return Written(shard.name, file.size, digest)
 
 
 def write_index(directory: Path, shards: list[Shard]) -> None:

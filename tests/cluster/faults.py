@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +40,15 @@ def faulty(address: str, kind: str, place: Path, machine: str = "") -> Iterator[
 
 def set_up() -> None:
     """In a process of the cluster: misbehave once a shard's file has something in it."""
-    from gemma_convert.convert.writers import safetensors
+    from gemma_convert.convert.writers import checked_file
 
-    write = safetensors.write_all
+    write = checked_file.write_at
 
-    def write_then_fail(file: FileIO, data: memoryview) -> None:
-        write(file, data)
-        fail(Path(str(file.name)))
+    def write_then_fail(descriptor: int, data: memoryview, offset: int) -> None:
+        write(descriptor, data, offset)
+        fail(Path(f"/proc/self/fd/{descriptor}").readlink())
 
-    safetensors.write_all = write_then_fail
+    checked_file.write_at = write_then_fail
 
 
 def fail(path: Path) -> None:

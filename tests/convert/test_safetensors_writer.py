@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -15,6 +14,7 @@ from safetensors import safe_open
 from gemma_convert.convert.errors import OutputError
 from gemma_convert.convert.read_ahead import read_ahead
 from gemma_convert.convert.tensor import Array, ArrayTensor, Tensor
+from gemma_convert.convert.writers import checked_file
 from gemma_convert.convert.writers import safetensors as writer
 from gemma_convert.convert.writers.check_shard import check_shard
 from gemma_convert.convert.writers.hf import write_hf
@@ -162,13 +162,13 @@ def test_a_flipped_bit_is_found_and_the_file_is_removed(
     total = write_shard(tmp_path, part, ignore).nbytes
     (tmp_path / part.name).unlink()
 
-    def broken_disk(file: Any, data: memoryview) -> None:
-        begin, wrong = file.tell(), bytearray(data)
-        if begin <= total + position < begin + len(wrong):
-            wrong[total + position - begin] ^= 1
-        file.write(wrong)
+    def broken_disk(descriptor: int, data: memoryview, offset: int) -> None:
+        data[total + position - offset] ^= 1
+        write(descriptor, data, offset)
+        data[total + position - offset] ^= 1
 
-    monkeypatch.setattr(writer, "write_all", broken_disk)
+    write = checked_file.write_at
+    monkeypatch.setattr(checked_file, "write_at", broken_disk)
     name = "b" if position >= -12 else "a"
     with pytest.raises(OutputError, match=f"{name}: the values read back differ from those"):
         write_shard(tmp_path, part, ignore)
@@ -177,7 +177,8 @@ def test_a_flipped_bit_is_found_and_the_file_is_removed(
 
 def test_bytes_that_are_lost_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [part] = shard(lazy({"a": np.ones(6, np.float32)}), 100)
-    monkeypatch.setattr(writer, "write_all", lambda file, data: file.write(data[:-1]))
+    write = checked_file.write_at
+    monkeypatch.setattr(checked_file, "write_at", lambda file, data, at: write(file, data[:0], at))
     with pytest.raises(OutputError, match="the values read back differ from those"):
         write_shard(tmp_path, part, ignore)
 

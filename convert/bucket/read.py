@@ -6,15 +6,14 @@ import atexit
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from gemma_convert.convert.bucket.objects import BucketPath, ObjectInfo, Objects, parse_bucket_path
 from gemma_convert.convert.bucket.range_tensor import RangeTensor, Spool
 from gemma_convert.convert.checkpoint import Checkpoint
-from gemma_convert.convert.errors import GemmaConvertError, InputError
+from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.readers.orbax import open_orbax
 from gemma_convert.convert.readers.safetensors import CONFIG_NAME
 from gemma_convert.convert.readers.safetensors_tensor import SafetensorsTensor
@@ -23,6 +22,7 @@ from gemma_convert.convert.readers.skeleton import (
     is_orbax_head,
     is_shard,
     make_skeleton,
+    told_as,
 )
 
 EMULATOR = "STORAGE_EMULATOR_HOST"
@@ -72,7 +72,7 @@ def _open_model(
     mirror = directory / "model"
     mirror.mkdir()
     entries = [(name, RemoteEntry(info.size, info.mtime_ns)) for name, info in found.items()]
-    with _told_as(path, mirror):
+    with told_as(str(path), mirror):
         make_skeleton(mirror, str(path), entries, fetch)
         opened = open_base(mirror) if base else open_checkpoint(mirror, step)
     spool = Spool(directory)
@@ -107,7 +107,7 @@ def _open_orbax(
             return {"driver": "gcs", "bucket": at.bucket, "path": f"{at.prefix}/".lstrip("/")}
 
         _use_emulator()
-        with _told_as(path, mirror):
+        with told_as(str(path), mirror):
             opened = open_orbax(mirror, step, kvstore=kvstore)
         tree = Path(opened.source).relative_to(mirror).as_posix()
         source = path if tree == "." else path / tree
@@ -132,13 +132,3 @@ def _use_emulator() -> None:
     if host:
         url = host if "://" in host else f"http://{host}"
         os.environ.setdefault("TENSORSTORE_GCS_HTTP_URL", url)
-
-
-@contextmanager
-def _told_as(path: BucketPath, mirror: Path) -> Iterator[None]:
-    """Let errors name the bucket instead of the local copy of what it holds."""
-    try:
-        yield
-    except GemmaConvertError as error:
-        texts = [text.replace(str(mirror), str(path)) for text in (error.what, error.remedy)]
-        raise type(error)(*texts) from error

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import glob
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from gemma_convert.convert.awaited import Shards
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import InputError, RemoteError
+from gemma_convert.convert.hub.headers import at_commit, open_awaited, open_headers
 from gemma_convert.convert.hub.names import HubPath, parse_hub_path
 from gemma_convert.convert.hub.session import (
     OfflineError,
@@ -25,12 +26,9 @@ from gemma_convert.convert.readers.safetensors import CONFIG_NAME
 from gemma_convert.convert.readers.safetensors_index import find_index
 from gemma_convert.convert.readers.skeleton import (
     INDEX_SUFFIX,
-    Fetch,
-    RemoteEntry,
     is_orbax_head,
     is_shard,
     is_small,
-    make_skeleton,
 )
 
 if TYPE_CHECKING:
@@ -61,11 +59,15 @@ def open_hub(
     else:
         pinned = HubPath(path.repo, commit, path.folder)
         if headers_only and any(is_shard(name) for name in sizes):
-            return _headers(api, pinned, sizes)
-        local = _fetched(api, pinned, sizes, step)
+            return open_headers(api, pinned, sizes)
+        local = _fetched(api, pinned, sizes, step, shards=not base)
+        shards = _shards(local / path.folder, sizes) if base else []
+        if not all((local / path.folder / name).exists() for name in shards):
+            files = Shards(lambda names: _download(api, pinned, names) / path.folder)
+            return open_awaited(api, pinned, sizes, local / path.folder, shards, files)
     directory = local / path.folder
     opened = open_base(directory) if base else open_checkpoint(directory, step)
-    return opened.replace(source=str(pinned), notes=(*notes, *opened.notes))
+    return at_commit(opened, pinned, notes)
 
 
 def _listed(api: HfApi, path: HubPath) -> tuple[str, dict[str, int]]:
@@ -85,32 +87,38 @@ def _listed(api: HfApi, path: HubPath) -> tuple[str, dict[str, int]]:
     return commit, found
 
 
-def _fetched(api: HfApi, path: HubPath, names: Iterable[str], step: int | None) -> Path:
-    """The snapshot directory of the cache, with what is needed in it."""
+def _fetched(
+    api: HfApi, path: HubPath, names: Iterable[str], step: int | None, *, shards: bool
+) -> Path:
+    """The snapshot directory of the cache, with what is needed in it; the shards only if wanted."""
     there = list(names)
     if any(is_orbax_head(name) for name in there) and not any(is_shard(n) for n in there):
         return _fetched_orbax(api, path, there, step)
-    shards = [name for name in there if is_shard(name)]
-    indexes = [name for name in there if "/" not in name and name.endswith(INDEX_SUFFIX)]
-    if indexes:
-        local = _download(api, path, indexes)
-        found = find_index(local / path.folder)
-        named = read_object(found).get("weight_map") if found else None
-        shards = _named(there, named) if isinstance(named, dict) else []
     small = [name for name in there if is_small(name)]
-    if not shards and CONFIG_NAME not in small:
+    local = _download(api, path, small) if small else Path()
+    weights = _shards(local / path.folder, there)
+    if not weights and CONFIG_NAME not in small:
         listed = ", ".join(there[:5])
         raise InputError(
             f"{path} holds neither safetensors nor an Orbax checkpoint, but {listed}",
             "give the repository, or the folder in it, with the weights",
         )
-    return _download(api, path, [*indexes, *small, *shards])
+    return _download(api, path, weights) if weights and (shards or not small) else local
 
 
-def _named(there: Iterable[str], weight_map: dict[str, Any]) -> list[str]:
-    """The files that an index names; what it says of others is judged when it is opened."""
-    wanted = {value for value in weight_map.values() if isinstance(value, str)}
-    return sorted(wanted & set(there))
+def _shards(directory: Path, there: Iterable[str]) -> list[str]:
+    """The files of weights: those that an index names, if there is one.
+
+    What it says of files that are not there is judged when it is opened.
+    """
+    names = [name for name in there if is_shard(name)]
+    if not any("/" not in name and name.endswith(INDEX_SUFFIX) for name in there):
+        return names
+    found = find_index(directory)
+    weight_map = read_object(found).get("weight_map") if found else None
+    if not isinstance(weight_map, dict):
+        return []
+    return sorted({name for name in weight_map.values() if isinstance(name, str)} & {*names})
 
 
 def _fetched_orbax(api: HfApi, path: HubPath, there: list[str], step: int | None) -> Path:
@@ -158,37 +166,3 @@ def _cached(path: HubPath, error: RemoteError) -> Path:
         )
     except LocalEntryNotFoundError:
         raise error from None
-
-
-def _headers(api: HfApi, path: HubPath, sizes: dict[str, int]) -> Checkpoint:
-    """Open a model from its headers alone, fetched by ranges of bytes; no tensor can be read."""
-    from gemma_convert.convert.readers.safetensors import open_safetensors
-
-    with tempfile.TemporaryDirectory(prefix="gemma-convert-") as name:
-        directory = Path(name)
-        entries = [(file, RemoteEntry(size)) for file, size in sizes.items()]
-        make_skeleton(directory, str(path), entries, _ranges(api, path))
-        return open_safetensors(directory).replace(source=str(path))
-
-
-def _ranges(api: HfApi, path: HubPath) -> Fetch:
-    from huggingface_hub import hf_hub_url
-    from huggingface_hub.utils._headers import build_hf_headers
-    from huggingface_hub.utils._http import hf_raise_for_status, http_backoff
-
-    def fetch(name: str, start: int, stop: int) -> bytes:
-        url = hf_hub_url(
-            path.repo,
-            name,
-            subfolder=path.folder or None,
-            revision=path.revision,
-            endpoint=api.endpoint,
-        )
-        headers = {**build_hf_headers(), "Range": f"bytes={start}-{stop - 1}"}
-        with hub_errors(f"{path}/{name}"):
-            response = http_backoff("GET", url, headers=headers, follow_redirects=True)
-            hf_raise_for_status(response)
-        data: bytes = response.content
-        return data if response.status_code == 206 else data[start:stop]
-
-    return fetch

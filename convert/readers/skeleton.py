@@ -7,12 +7,13 @@ readers of local directories, and all their checks, serve remote ones too.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from gemma_convert.convert.errors import InputError
+from gemma_convert.convert.errors import GemmaConvertError, InputError
 from gemma_convert.convert.readers.jsonfile import DOWNLOAD_AGAIN, JSON_LIMIT
 from gemma_convert.convert.readers.orbax_metadata import OCDBT_MANIFEST
 from gemma_convert.convert.readers.orbax_steps import COMMIT_FILE, STEP_FILE, TREE_FILE
@@ -94,6 +95,16 @@ def make_skeleton(
             continue
         if entry.mtime_ns:
             os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
+
+
+@contextmanager
+def told_as(where: str, mirror: str | Path) -> Iterator[None]:
+    """Let errors name what ``mirror`` stands for instead of it."""
+    try:
+        yield
+    except GemmaConvertError as error:
+        texts = [text.replace(str(mirror), where) for text in (error.what, error.remedy)]
+        raise type(error)(*texts) from error
 
 
 def _write_head(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gemma_convert.convert.awaited import bring
 from gemma_convert.convert.tensor import all_findings
 from gemma_convert.convert.writers.safetensors import Progress, Shard, Written, write_shard
 
@@ -31,6 +32,7 @@ shard's tensors then know its findings."""
 
 def in_process(directory: Path, shards: Sequence[Shard], progress: Progress) -> Iterator[Finished]:
     """The engine that writes them here, one behind the other."""
+    bring({name: tensor for part in shards for name, tensor in part.tensors.items()})
     for part in shards:
         written = write_shard(directory, part, progress)
         yield Finished(written, all_findings(part.tensors))

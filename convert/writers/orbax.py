@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gemma_convert.convert.awaited import bring
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import GemmaConvertError, OutputError
 from gemma_convert.convert.read_ahead import Block, read_ahead
@@ -193,6 +194,7 @@ def _tensor_handler(block_bytes: int, progress: Progress, sums: dict[str, int]) 
                 names = [info.name for info in infos]
                 tensors = dict(zip(names, values, strict=True))
                 opening = dict(zip(names, stores, strict=True))
+                bring(tensors)
                 _stream(tensors, opening, block_bytes, progress, sums)
             finally:  # an opening still under way would make files while the caller cleans up
                 _settle(stores)

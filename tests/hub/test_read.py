@@ -11,6 +11,7 @@ import pytest
 from gemma_convert.convert.hub.names import HubPath, parse_hub_path
 from gemma_convert.convert.readers import open_base, open_checkpoint
 from gemma_convert.convert.readers.remote import remote_path
+from gemma_convert.convert.writers.journal import Journal
 from tests.checkpoints import (
     ALPHA,
     GEMMA3,
@@ -81,6 +82,67 @@ def test_the_same_as_a_local_base(hub: Hub, base: Path, tmp_path: Path, name: st
     assert fetched(hub) == needed | shards
 
 
+def test_weights_that_nothing_reads_are_not_fetched(hub: Hub, base: Path, tmp_path: Path) -> None:
+    """A base gives config, tokenizer and spelling to a tree that has all weights."""
+    tree = tmp_path / "tree"
+    words = ["hf-to-orbax", base, "--layout", "tunix", "--out", tree, "--quiet"]
+    assert run_cli(*words) == 0
+    assert run_cli("orbax-to-hf", tree, "--base", REPO, "--out", tmp_path / "out", "--quiet") == 0
+    assert_same_bits(read_hf(tmp_path / "out"), read_hf(base))
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
+    assert not list((tmp_path / "hf").rglob("*.safetensors"))
+    spans = [span for name, span in hub.ranges if name.endswith(".safetensors")]
+    assert len(spans) == 3  # a header of each
+
+
+def test_a_shard_is_fetched_with_the_first_value_read(hub: Hub, base: Path) -> None:
+    opened = open_base(Path(REPO))
+    index = json.loads((base / "model.safetensors.index.json").read_text())["weight_map"]
+    name = next(name for name, file in index.items() if file == "model-00002-of-00003.safetensors")
+    assert not list((base.parents[1] / "hf").rglob("*.safetensors"))
+    hub.requests.clear()
+    assert_same_bits({name: opened[name].numpy()}, {name: read_hf(base)[name]})
+    assert fetched(hub) == {"model-00002-of-00003.safetensors"}
+
+
+def test_an_interrupted_run_goes_on_with_what_has_come(
+    hub: Hub, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the base's shards are here or there does not make it another run."""
+    run = write_run(tmp_path / "run", factor_arrays(GEMMA3))
+    out = tmp_path / "out"
+    words = ["orbax-to-hf", run, "--alpha", ALPHA, "--quiet", "--base", REPO, "--out", out]
+    words += ["--max-shard-size", "900"]
+    finish = Journal.finish
+
+    def interrupted(journal: Journal, piece: str, record: Any) -> None:
+        finish(journal, piece, record)
+        if len(journal.pieces) == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "finish", interrupted)
+        assert run_cli(*words) == 130
+    place = tmp_path / ".out.partial" / "output"
+    kept = {path.name: path.stat().st_ino for path in place.glob("*.safetensors")}
+    assert len(kept) == 3
+    assert run_cli(*words) == 0
+    assert {name: (out / name).stat().st_ino for name in kept} == kept
+
+
+def test_a_shard_that_does_not_come(
+    hub: Hub, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.faults.append(Fault("GET", r"/resolve/.*00002-of", 404, times=99))
+    run = write_run(tmp_path / "run", factor_arrays(GEMMA3))
+    words = ["orbax-to-hf", run, "--alpha", ALPHA, "--quiet", "--base", REPO]
+    assert run_cli(*words, "--out", tmp_path / "out") == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: hf://{REPO}@")
+    assert err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_revision_is_kept_and_recorded(hub: Hub, base: Path, tmp_path: Path) -> None:
     repo = hub.repos[REPO]
     old = repo.head
@@ -92,7 +154,7 @@ def test_a_revision_is_kept_and_recorded(hub: Hub, base: Path, tmp_path: Path) -
 
 
 def test_a_second_run_fetches_nothing(hub: Hub, base: Path) -> None:
-    open_base(Path(REPO))
+    assert_same_bits(arrays(open_base(Path(REPO))), read_hf(base))
     hub.requests.clear()
     assert_same_bits(arrays(open_base(Path(REPO))), read_hf(base))
     assert not hub.sent("GET", "/resolve/")
@@ -109,7 +171,7 @@ def test_without_a_connection_the_cache_serves(
     from huggingface_hub import constants
     from huggingface_hub.utils import close_session
 
-    open_base(Path(REPO))
+    arrays(open_base(Path(REPO)))
     if offline == "network":
         monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     else:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gemma_convert.convert.dtypes import DType
-from gemma_convert.convert.hf_form import form_of, require_whole
+from gemma_convert.convert.hf_form import form_of, require_whole, respelled
 from gemma_convert.convert.inputs import Inputs
 from gemma_convert.convert.layouts import HF, Layout, Spelling
 from gemma_convert.convert.parts import Parts
@@ -153,12 +153,29 @@ def _of_hf(
         computed=computed,
     )
     reasons = {**carried.reasons, **(replaced(parts, towers) if found else {})}
+    beside_text = dict(parts.towers) if found else {}
+    if found and donor is not parts:
+        rest = _unknown(donor, found)
+        reasons |= {id(beside_text[name]): _REPLACED for name in rest if name in beside_text}
+        beside_text |= rest
     copied = {
         name: cast_floats(tensor, dtype)
-        for name, tensor in (parts.towers.items() if found else ())
+        for name, tensor in beside_text.items()
         if id(tensor) not in reasons
     }
     reference, others = inputs.reference, {**copied, **carried.tensors}
     form = form_of(reference, inputs.model, found.prefix if found else None, others)
     require_whole(reference.source, form, inputs.model, donor is inputs.own)
     return Surroundings(Spelling(HF, form.prefix), form.config, form.others, reasons, form.notes)
+
+
+def _unknown(donor: Parts, to: Spelling) -> dict[str, Tensor]:
+    """What stands beside a Hugging Face donor's text model and is of no known tower, as a head."""
+    if donor.spelling is None or donor.spelling.layout is not HF:
+        return {}
+    known = {id(tensor) for tower in donor.known for tensor in tower.tensors.values()}
+    return {
+        respelled(name, donor.spelling.prefix, to.prefix): tensor
+        for name, tensor in donor.towers.items()
+        if id(tensor) not in known
+    }

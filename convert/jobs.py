@@ -100,7 +100,7 @@ def convert(
     reasons = bases.unused()
     reasons |= {id(t): reason for adapter in merged for t, reason in adapter.unused}
     reasons |= {id(step): _REPLACED for tensor in replaced for step in ancestry(tensor)}
-    plan = plan_of(target, inputs, {**reasons, **around.reasons})
+    plan = plan_of(target, inputs, donor, {**reasons, **around.reasons})
     return Job(plan, to, dims, merged, before, bases.names)
 
 

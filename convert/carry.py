@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gemma_convert.convert.dtypes import DType
+from gemma_convert.convert.errors import ConfigError
+from gemma_convert.convert.fit import require_fit
 from gemma_convert.convert.hf_form import form_of, require_whole, respelled
 from gemma_convert.convert.inputs import Inputs
 from gemma_convert.convert.layouts import HF, Layout, Spelling
@@ -154,6 +156,9 @@ def _of_hf(
     )
     reasons = {**carried.reasons, **(replaced(parts, towers) if found else {})}
     beside_text = dict(parts.towers) if found else {}
+    for tower in parts.known if found else ():
+        if not any(id(tensor) in reasons for tensor in tower.tensors.values()):
+            _require_fit(tower)
     if found and donor is not parts:
         rest = _unknown(donor, found)
         reasons |= {id(beside_text[name]): _REPLACED for name in rest if name in beside_text}
@@ -167,6 +172,15 @@ def _of_hf(
     form = form_of(reference, inputs.model, found.prefix if found else None, others)
     require_whole(reference.source, form, inputs.model, donor is inputs.own)
     return Surroundings(Spelling(HF, form.prefix), form.config, form.others, reasons, form.notes)
+
+
+def _require_fit(tower: Found) -> None:
+    """Refuse a tower that would be copied and not load, if its config makes sense."""
+    try:
+        network = tower.config.network()
+    except ConfigError:  # of no matter to a copy
+        return
+    require_fit(tower.tensors, network, tower.spelling)
 
 
 def _unknown(donor: Parts, to: Spelling) -> dict[str, Tensor]:

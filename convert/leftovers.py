@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.inputs import Inputs
@@ -43,5 +42,4 @@ def plan_of(target: Checkpoint, inputs: Inputs, donor: Parts, reasons: Mapping[i
             dropped |= {id(step): why for step in ancestry(donor.text[name])}
         else:
             layers[name] = why
-    plan = make_plan(target, inputs.checkpoints, dropped)
-    return replace(plan, dropped={**layers, **plan.dropped})
+    return make_plan(target.replace(dropped=layers), inputs.checkpoints, dropped)

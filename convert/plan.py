@@ -41,7 +41,7 @@ def make_plan(
     """Plan to write ``target``, and prove that it accounts for all of ``sources``.
 
     Args:
-        target: What will be written.
+        target: What will be written; what it says is left out already, is no whole tensor.
         sources: What it is made of.
         dropped: Why a source tensor is left out, by its identity: a name may be in two sources.
 
@@ -57,7 +57,8 @@ def make_plan(
     for source in sources:
         for name, tensor in source.items():
             _prove(source, name, tensor, id(tensor) in read, id(tensor) in reasons)
-    return Plan(target, tuple(sources), actions, _by_name(sources, reasons))
+    names = {**target.dropped, **_by_name(sources, reasons)}
+    return Plan(target.replace(dropped=names), tuple(sources), actions, names)
 
 
 def unread(target: Checkpoint, reasons: Mapping[int, str]) -> dict[int, str]:

@@ -75,8 +75,8 @@ def show_ledger(ledger: Mapping[str, Any], *, as_json: bool) -> None:
         rows.append(
             (
                 "values",
-                f"{computed['values']} computed in float32; {computed['not_exact']} of them cannot "
-                "come back exactly from the stored dtype",
+                f"{computed['values']} computed in float32; {computed['not_exact']} of them, as "
+                f"stored, do not give {_source(ledger)}'s value back",
             )
         )
     if base := ledger.get("base"):
@@ -94,6 +94,11 @@ def show_ledger(ledger: Mapping[str, Any], *, as_json: bool) -> None:
     ]
     _table("Ledger", rows)
     _show_dropped(ledger["dropped"])
+
+
+def _source(ledger: Mapping[str, Any]) -> str:
+    """The layout that was read."""
+    return str(ledger.get("layouts", {}).get("from", "the source"))
 
 
 def _base_text(base: Mapping[str, Any]) -> str:

@@ -176,7 +176,9 @@ def test_refusals(tiny_model: str) -> None:
     )
     with pytest.raises(ConfigError, match="no public model 'gemma-9' is known; known: gemma-2b"):
         convert(tree, DEEPMIND, model="gemma-9")
-    with pytest.raises(LayoutError, match=r"run: .*expected .* by config.json, found shape"):
+    with pytest.raises(
+        LayoutError, match=r"run: .*expected .* by --model gemma-3-270m, found shape"
+    ):
         convert(tree, DEEPMIND, model="gemma-3-270m")
     with pytest.raises(InputError, match="run holds LoRA factors alone"):
         convert(run(factor_arrays(GEMMA3)), TUNIX, base=hf().replace(tensors={}), alpha=ALPHA)
@@ -271,7 +273,11 @@ def test_the_command_notes_what_it_fills(
         (["--to", "deepmind"], 1, "no config.json; give the base model's Hugging Face directory"),
         (["--to", "deepmind", "--model", "x"], 1, "no public model 'x' is known"),
         (["--to", "hf"], 1, "no config.json; give the base model's Hugging Face directory"),
-        (["--to", "hf", "--model", "gemma-3-1b"], 1, "found shape [23, 10]"),
+        (
+            ["--to", "hf", "--model", "google/gemma-3-1b-it"],
+            1,
+            "more like it); --model google/gemma-3-1b-it and tensors belong to different models",
+        ),
         (["--to", "max"], 2, "is not one of 'hf', 'tunix', 'tunix-head'"),
         ([], 2, "Missing option '--to'"),
     ],

@@ -17,7 +17,7 @@ from gemma_convert.convert.relayout import relayout
 from gemma_convert.convert.tensor import Tensor, cast_floats
 from gemma_convert.convert.towers import Found, beside, shortened
 
-_REPLACED = "the checkpoint has its own weights"
+_REPLACED = "of the base: the checkpoint has its own weights"
 
 
 @dataclass

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from gemma_convert.convert import dtypes
 from gemma_convert.convert.layouts import HF, Layout
+from gemma_convert.convert.printable import counted
 from gemma_convert.convert.tensor import Tensor, ancestry
 from gemma_convert.convert.values import Revalued
 
@@ -20,21 +21,20 @@ def computed_note(target: Mapping[str, Tensor], source: Layout, to: Layout) -> t
         source: The layout that is read.
         to: The layout that is written.
     """
-    lossy = [
-        name
-        for name, tensor in target.items()
-        for step in ancestry(tensor)
-        if isinstance(step, Revalued) and step.may_lose and step.dtype.itemsize < _EXACT_BYTES
-    ]
+    lossy = [name for name, tensor in target.items() if any(map(_loses, ancestry(tensor)))]
     if not lossy:
         return ()
     option = "--dtype float32" if to is HF else "--computed-dtype float32"
     return (
-        f"{len(set(lossy))} tensors, such as {lossy[0]}, hold other values in {to.name} than in "
-        f"{source.name}: they are computed in float32 and stored in {target[lossy[0]].dtype}, from "
+        f"{source.name} and {to.name} store other values in {counted(len(lossy), 'tensor')}, such "
+        f"as {lossy[0]}: they are computed in float32 and stored in {target[lossy[0]].dtype}, from "
         f"which not all of {source.name}'s can be computed again; {option} stores them so that "
         "they can",
     )
+
+
+def _loses(step: Tensor) -> bool:
+    return isinstance(step, Revalued) and step.may_lose and step.dtype.itemsize < _EXACT_BYTES
 
 
 def mixed_note(target: Mapping[str, Tensor]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from gemma_convert.convert.plan import Plan, make_plan, unread
 from gemma_convert.convert.tensor import ancestry
 
 _UNKNOWN = "not part of the text model, nor of a tower known here that config.json describes"
-_OWN = "the checkpoint has its own weights"
+_OWN = "of the base: the checkpoint has its own weights"
 
 
 def plan_of(target: Checkpoint, inputs: Inputs, donor: Parts, reasons: Mapping[int, str]) -> Plan:

@@ -10,7 +10,7 @@ import click
 
 from gemma_convert.console import print_json, size_text
 from gemma_convert.convert.job import Job
-from gemma_convert.convert.printable import one_line
+from gemma_convert.convert.printable import counted, one_line
 
 
 def show_notes(job: Job) -> None:
@@ -50,7 +50,8 @@ def show_plan(job: Job, *, as_json: bool) -> None:
         return
     plan = job.plan
     rows = [("model", _model(plan_json(job)["model"], len(job.model.layers)))] if job.model else []
-    rows += [(action, f"{count} tensors") for action, count in plan.counts.items() if count]
+    rows += _layouts(job.details)
+    rows += [(action, counted(count, "tensor")) for action, count in plan.counts.items() if count]
     if job.bases is not None:
         rows.append(("base", job.bases[0]))
     for adapter in job.adapters:
@@ -70,7 +71,10 @@ def show_ledger(ledger: Mapping[str, Any], *, as_json: bool) -> None:
         return
     model = ledger.get("model")
     rows = [("model", _model(model, model["layers"]))] if model else []
-    rows += [(action, f"{count} tensors") for action, count in ledger["counts"].items() if count]
+    rows += _layouts(ledger)
+    rows += [
+        (action, counted(count, "tensor")) for action, count in ledger["counts"].items() if count
+    ]
     if computed := ledger.get("computed"):
         rows.append(
             (
@@ -94,6 +98,12 @@ def show_ledger(ledger: Mapping[str, Any], *, as_json: bool) -> None:
     ]
     _table("Ledger", rows)
     _show_dropped(ledger["dropped"])
+
+
+def _layouts(told: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The row that tells which layout is turned into which."""
+    layouts = told.get("layouts")
+    return [("layout", f"{layouts['from']} to {layouts['to']}")] if layouts else []
 
 
 def _source(ledger: Mapping[str, Any]) -> str:

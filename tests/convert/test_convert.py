@@ -82,7 +82,9 @@ def test_between_jax_layouts_by_a_base() -> None:
     """Its config is used, its weights are not."""
     job = convert(run(lawful("tunix")), DEEPMIND, base=hf())
     assert_same_bits(arrays(job.plan.target), lawful("deepmind", lead="transformer/"))
-    assert dict(job.plan.dropped) == dict.fromkeys(hf(), "the checkpoint has its own weights")
+    assert dict(job.plan.dropped) == dict.fromkeys(
+        hf(), "of the base: the checkpoint has its own weights"
+    )
     bare = convert(run(lawful("tunix")), DEEPMIND, base=hf().replace(tensors={}))
     assert_same_bits(arrays(bare.plan.target), arrays(job.plan.target))
     assert not bare.plan.dropped
@@ -261,6 +263,7 @@ def test_the_command_notes_what_it_fills(
     words = ["convert", base, "--to", "tunix", "--out", tmp_path / "out"]
     assert run_cli(*words, "--dry-run") == 0
     captured = capsys.readouterr()
+    assert "hf to tunix" in captured.out
     assert "note: 2 tensors that the model has but never reads" in captured.err
     assert not (tmp_path / "out").exists()
     assert run_cli(*words) == 0

@@ -15,7 +15,7 @@ from tests.checkpoints import GEMMA3, arrays, assert_same_bits, base_arrays, mem
 
 PREFIX = "model."
 HEAD = "lm_head.weight"
-OWN = "the checkpoint has its own weights"
+OWN = "of the base: the checkpoint has its own weights"
 
 
 def weights(seed: int) -> dict[str, Array]:

@@ -167,9 +167,10 @@ def test_an_offset_is_added_in_float32() -> None:
     assert set(lossy.target[name].numpy().astype(F32)) == {np.float32(16.75)}
     (note,) = lossy.target.notes
     assert note == (
-        "50 tensors, such as params/params/token_embedder/embedding, hold other values in maxtext "
-        "than in hf: they are computed in float32 and stored in bfloat16, from which not all of "
-        "hf's can be computed again; --computed-dtype float32 stores them so that they can"
+        "hf and maxtext store other values in 50 tensors, such as "
+        "params/params/token_embedder/embedding: they are computed in float32 and stored in "
+        "bfloat16, from which not all of hf's can be computed again; --computed-dtype float32 "
+        "stores them so that they can"
     )
 
 
@@ -179,10 +180,10 @@ def test_the_note_tells_the_direction() -> None:
     tree = memory(arrays(convert(base, MAXTEXT).plan.target), source="run")
     empty = memory({}, config=base.config)
     (note,) = convert(tree, HF, base=empty).plan.target.notes
-    assert note.endswith(
-        "hold other values in hf than in maxtext: they are computed in float32 and stored in "
-        "bfloat16, from which not all of maxtext's can be computed again; --dtype float32 stores "
-        "them so that they can"
+    assert note == (
+        "maxtext and hf store other values in 86 tensors, such as model.embed_tokens.weight: they "
+        "are computed in float32 and stored in bfloat16, from which not all of maxtext's can be "
+        "computed again; --dtype float32 stores them so that they can"
     )
     assert not convert(tree, HF, base=empty, dtype=F32).plan.target.notes
 

@@ -101,9 +101,12 @@ def show_ledger(ledger: Mapping[str, Any], *, as_json: bool) -> None:
 
 
 def _layouts(told: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The row that tells which layout is turned into which."""
+    """The row that tells in which layout the weights are read and written."""
     layouts = told.get("layouts")
-    return [("layout", f"{layouts['from']} to {layouts['to']}")] if layouts else []
+    if layouts is None:
+        return []
+    one, other = layouts["from"], layouts["to"]
+    return [("layout", f"{one}, as it was" if one == other else f"{one} to {other}")]
 
 
 def _source(ledger: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.jobs import convert
 from gemma_convert.convert.layouts import HF, TUNIX, Layout
 from gemma_convert.convert.tensor import Array
-from tests.checkpoints import GEMMA3, arrays, assert_same_bits, base_arrays, memory
+from tests.checkpoints import GEMMA3, GEMMA4, arrays, assert_same_bits, base_arrays, memory
 
 PREFIX = "model."
 HEAD = "lm_head.weight"
@@ -69,3 +69,15 @@ def test_a_tower_of_the_base_beside_a_text_model_of_the_same_names() -> None:
     base = memory({**other, **extra}, config=nested, source="base")
     job = convert(memory(text, config=nested, source="tuned"), HF, base=base)
     assert_same_bits(arrays(job.plan.target), {**text, **extra})
+
+
+def test_what_transformers_dropped_in_saving_comes_back_from_the_base() -> None:
+    """Keys and values of a layer that shares them: the Hub has them, a save by transformers not."""
+    config = {**GEMMA4["text_config"], "attention_k_eq_v": False, "num_kv_shared_layers": 1}
+    tuned, hub = (base_arrays(config, PREFIX, seed=seed) for seed in (5, 6))
+    dead = [f"{PREFIX}layers.2.self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm")]
+    alive = {name: array for name, array in tuned.items() if name not in dead}
+    base = memory(hub, config=config, source="base")
+    job = convert(memory(alive, config=config, source="tuned"), HF, base=base)
+    assert_same_bits(arrays(job.plan.target), {**alive, **{name: hub[name] for name in dead}})
+    assert len(job.plan.dropped) == len(alive)

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gemma_convert.convert.dtypes import DType
-from gemma_convert.convert.hf_form import form_of, require_whole
+from gemma_convert.convert.errors import ConfigError
+from gemma_convert.convert.fit import require_fit
+from gemma_convert.convert.hf_form import form_of, require_whole, respelled
 from gemma_convert.convert.inputs import Inputs
 from gemma_convert.convert.layouts import HF, Layout, Spelling
 from gemma_convert.convert.parts import Parts
@@ -15,7 +17,7 @@ from gemma_convert.convert.relayout import relayout
 from gemma_convert.convert.tensor import Tensor, cast_floats
 from gemma_convert.convert.towers import Found, beside, shortened
 
-_REPLACED = "the checkpoint has its own weights"
+_REPLACED = "of the base: the checkpoint has its own weights"
 
 
 @dataclass
@@ -153,12 +155,41 @@ def _of_hf(
         computed=computed,
     )
     reasons = {**carried.reasons, **(replaced(parts, towers) if found else {})}
+    beside_text = dict(parts.towers) if found else {}
+    for tower in parts.known if found else ():
+        if not any(id(tensor) in reasons for tensor in tower.tensors.values()):
+            _require_fit(tower)
+    if found and donor is not parts:
+        rest = _unknown(donor, found)
+        reasons |= {id(beside_text[name]): _REPLACED for name in rest if name in beside_text}
+        beside_text |= rest
     copied = {
         name: cast_floats(tensor, dtype)
-        for name, tensor in (parts.towers.items() if found else ())
+        for name, tensor in beside_text.items()
         if id(tensor) not in reasons
     }
     reference, others = inputs.reference, {**copied, **carried.tensors}
     form = form_of(reference, inputs.model, found.prefix if found else None, others)
     require_whole(reference.source, form, inputs.model, donor is inputs.own)
     return Surroundings(Spelling(HF, form.prefix), form.config, form.others, reasons, form.notes)
+
+
+def _require_fit(tower: Found) -> None:
+    """Refuse a tower that would be copied and not load, if its config makes sense."""
+    try:
+        network = tower.config.network()
+    except ConfigError:  # of no matter to a copy
+        return
+    require_fit(tower.tensors, network, tower.spelling)
+
+
+def _unknown(donor: Parts, to: Spelling) -> dict[str, Tensor]:
+    """What stands beside a Hugging Face donor's text model and is of no known tower, as a head."""
+    if donor.spelling is None or donor.spelling.layout is not HF:
+        return {}
+    known = {id(tensor) for tower in donor.known for tensor in tower.tensors.values()}
+    return {
+        respelled(name, donor.spelling.prefix, to.prefix): tensor
+        for name, tensor in donor.towers.items()
+        if id(tensor) not in known
+    }

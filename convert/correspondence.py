@@ -87,13 +87,27 @@ def stacks(model: Network) -> list[str]:
             f"`{place.name}`" + (f" ({' '.join(place.axes)})" if place.axes else "")
             for place in stacking.places
         )
-        found.append(f"{name}, stacked at axis {stacking.axis}: {places}.")
+        stacked = any(place.axes for place in stacking.places)
+        how = f"stacked at axis {stacking.axis}" if stacked else "not stacked, in blocks"
+        found.append(f"{name}, {how}: {places}.")
     return found
+
+
+def parts(title: str, model: Model) -> dict[str, Network]:
+    """The text model and the towers of ``model``, each under what it is, behind ``title``."""
+    return {title: model, **{f"{title}: {what}": tower for what, tower in towers(model).items()}}
+
+
+def model_markdown(title: str, model: Model) -> str:
+    """The tables of one model as Markdown."""
+    found = parts(title, model).items()
+    blocks = [block for what, part in found for block in (f"## {what}", *_written(part))]
+    return "\n\n".join(blocks) + "\n"
 
 
 def markdown() -> str:
     """All tables as one Markdown document; ``docs/layouts.md`` is this text."""
-    parts = [
+    written = [
         "# Layouts",
         "Made by `gemma-convert layouts --markdown` from the rows in `convert/families/`.",
         "A cell is a name and, behind it, the axes of the array in memory order; `{i}` is the "
@@ -110,13 +124,13 @@ def markdown() -> str:
         "Prefixes: " + "; ".join(f"{x.name} {_quoted(x.prefixes)}" for x in LAYOUTS.values()) + ".",
     ]
     for family in families().values():
-        parts.append(f"## {family.name}")
-        parts.append("Models: " + ", ".join(family.models) + ".")
+        written.append(f"## {family.name}")
+        written.append("Models: " + ", ".join(family.models) + ".")
         for name in _telling(family.models):
-            parts += [f"### {name}", *_written(named_model(name))]
+            written += [f"### {name}", *_written(named_model(name))]
         for title, tower in _towers(family.models).items():
-            parts += [f"### {title}", *_written(tower)]
-    return "\n\n".join(parts) + "\n"
+            written += [f"### {title}", *_written(tower)]
+    return "\n\n".join(written) + "\n"
 
 
 def _written(model: Network) -> list[str]:

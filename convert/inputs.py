@@ -123,11 +123,6 @@ def read_inputs(
     own = take_apart(source, dims, layout)
     other = _base_parts(base, dims) if base is not None else None
     inputs = Inputs(source, base, adapters, dims, own, other)
-    if base is not None and own.text and own.text.keys() & base.keys():
-        raise InputError(
-            f"{source.source}: {next(iter(own.text))}: {base.source} has a tensor of that name too",
-            "leave --base out: a Hugging Face directory is its own base",
-        )
     for _, parts in inputs.held():
         _require_plain_weights(parts)
     return inputs

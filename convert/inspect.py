@@ -9,12 +9,12 @@ from typing import Any
 from gemma_convert.convert import dtypes
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import AdapterError, ConfigError, InputError
+from gemma_convert.convert.fit import disagreements
 from gemma_convert.convert.infer import guess, weight_shape
 from gemma_convert.convert.inspect_towers import towers
 from gemma_convert.convert.layouts import Spelling
 from gemma_convert.convert.model import Model, read_model, text_config
 from gemma_convert.convert.registry import explain, families, recognise
-from gemma_convert.convert.relayout import disagreements
 from gemma_convert.surgery.adapters.adapter import Adapter, Pair
 from gemma_convert.surgery.adapters.describe import describe, describe_pairs, module_of, read
 from gemma_convert.surgery.adapters.norms import relative_norms

@@ -6,10 +6,10 @@ from typing import Any
 
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import ConfigError
+from gemma_convert.convert.fit import disagreements
 from gemma_convert.convert.layouts import Spelling
 from gemma_convert.convert.model import read_model
 from gemma_convert.convert.registry import families, recognise
-from gemma_convert.convert.relayout import disagreements
 from gemma_convert.convert.towers import Found, TowerConfig, find_towers
 
 

@@ -14,11 +14,12 @@ from gemma_convert.convert.dtypes import DType
 from gemma_convert.convert.errors import ConfigError, InputError
 from gemma_convert.convert.inputs import read_inputs
 from gemma_convert.convert.job import Job
+from gemma_convert.convert.job_notes import computed_note, mixed_note
 from gemma_convert.convert.layouts import HF, TUNIX, Layout
 from gemma_convert.convert.leftovers import plan_of
 from gemma_convert.convert.relayout import relayout
+from gemma_convert.convert.rope import with_rope_type
 from gemma_convert.convert.tensor import Tensor, ancestry
-from gemma_convert.convert.values import Revalued
 from gemma_convert.convert.vocabulary import as_stored, fit_vocabulary
 from gemma_convert.surgery import head
 from gemma_convert.surgery.adapters.gather import gather, refuse_merged
@@ -90,18 +91,22 @@ def convert(
     target, replaced = replace_saved(target, merged, known, spelling)
     target = fit_vocabulary(target, dims, spelling, inputs.embedding())
     target = merge(target, merged, dims, spelling)
-    notes = (*target.notes, *around.notes, *_computed_note(target), *bases.notes)
+    config, rope_notes = with_rope_type(around.config, dims.family.defaults)
+    notes = (*target.notes, *around.notes, *rope_notes, *computed_note(target, found.layout, to))
+    if to is HF and dtype is None and computed_dtype is None:
+        notes += mixed_note(target)
     target = target.replace(
-        config=head.untied_config(around.config) if untied else around.config,
+        config=head.untied_config(config) if untied else config,
         tensors=_in_order(target.tensors, inputs.reference),
-        notes=notes,
+        notes=(*notes, *bases.notes),
         files=inputs.reference.files,
     )
     reasons = bases.unused()
     reasons |= {id(t): reason for adapter in merged for t, reason in adapter.unused}
     reasons |= {id(step): _REPLACED for tensor in replaced for step in ancestry(tensor)}
-    plan = plan_of(target, inputs, {**reasons, **around.reasons})
-    return Job(plan, to, dims, merged, before, bases.names)
+    plan = plan_of(target, inputs, donor, {**reasons, **around.reasons})
+    layouts = {"from": found.layout.name, "to": to.name}
+    return Job(plan, to, dims, merged, before, bases.names, details={"layouts": layouts})
 
 
 def orbax_to_hf(
@@ -167,26 +172,6 @@ def _untied() -> ConfigError:
         "the embedding: it would be lost",
         "set it to true if the model's head is its embedding",
     )
-
-
-def _computed_note(target: Checkpoint) -> tuple[str, ...]:
-    """What to say of tensors whose values are computed and may not come back."""
-    lossy = [
-        name
-        for name, tensor in target.items()
-        for step in ancestry(tensor)
-        if isinstance(step, Revalued) and step.may_lose and step.dtype.itemsize < _EXACT_BYTES
-    ]
-    if not lossy:
-        return ()
-    return (
-        f"{len(set(lossy))} tensors hold other values in this layout, such as {lossy[0]}; they are "
-        f"computed in float32, but in {target[lossy[0]].dtype} not all of them can come back: "
-        "--computed-dtype float32 stores them so that they can",
-    )
-
-
-_EXACT_BYTES = 4
 
 
 def _in_order(tensors: Mapping[str, Tensor], base: Checkpoint) -> dict[str, Tensor]:

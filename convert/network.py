@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gemma_convert.convert.layouts import Layout
 from gemma_convert.convert.rows import Layer, Row, Table
@@ -62,11 +62,13 @@ class Network:
         family: Its rows.
         layers: What each layer is, with the sizes of its axes.
         common: What all layers have in common, with the sizes of the axes outside the layers.
+        origin: Who says so, for messages: config.json, or the option that named a public model.
     """
 
     family: Table
     layers: tuple[Layer, ...]
     common: Layer
+    origin: str = field(default="config.json", kw_only=True)
 
     def parameters(self) -> list[Parameter]:
         """Every logical parameter: those outside the layers, then layer by layer."""

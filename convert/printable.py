@@ -18,3 +18,8 @@ def one_line(text: str, limit: int | None = None) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def counted(count: int, what: str) -> str:
+    """``1 tensor``, ``2 tensors``."""
+    return f"{count} {what}" + ("" if count == 1 else "s")

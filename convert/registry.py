@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
 
@@ -42,16 +42,34 @@ def families() -> Mapping[str, Family]:
 
 
 def named_model(name: str) -> Model:
-    """The public model of that name, such as ``gemma-4-31b``.
+    """The public model of that name, such as ``gemma-4-31b``, or of that repository of Google's.
+
+    Args:
+        name: Case does not matter; ``google/gemma-3-270m-it`` is ``gemma-3-270m``, as a model's
+            tuned (``-it``) and pretrained (``-pt``) weights have its sizes.
 
     Raises:
         ConfigError: If it is not known.
     """
+    found = _PUBLISHED.fullmatch(name.lower())
+    short = found["model"] if found else ""
     for family in families().values():
-        if name.lower() in family.models:
-            return read_model(family.config(name.lower()), families())
+        for known in (name.lower(), short):
+            if known in family.models:
+                return _named(read_model(family.config(known), families()), name)
     known = ", ".join(model for family in families().values() for model in family.models)
     raise ConfigError(f"no public model {name!r} is known", f"known: {known}")
+
+
+_PUBLISHED = re.compile(r"(?:google/)?(?P<model>[^/]+?)(?:-(?:it|pt))?(?:@[^/]+)?")
+"""What Google calls a repository of a model, and perhaps a revision of it."""
+
+
+def _named(model: Model, name: str) -> Model:
+    """``model``, its origin for messages the option that named it."""
+    origin = f"--model {name}"
+    towers = tuple(replace(tower, origin=origin) for tower in model.towers)
+    return replace(model, origin=origin, towers=towers)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import numpy as np
 
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import LayoutError
+from gemma_convert.convert.fit import require_fit, stored_names
 from gemma_convert.convert.layouts import Layout, Spelling
 from gemma_convert.convert.network import Network, Parameter
 from gemma_convert.convert.pattern import Pattern, Ranges, Sizes
@@ -128,13 +129,7 @@ def relayout(
     for spelling in (source, target):
         _require_layout(model, spelling.layout)
     checkpoint = unstacked(checkpoint, model, source)
-    problems = disagreements(checkpoint, model, source, partial=partial)
-    if problems:
-        more = f" (and {len(problems) - 1} more like it)" if len(problems) > 1 else ""
-        raise LayoutError(
-            f"{checkpoint.source}: {problems[0]}{more}",
-            "config.json and tensors belong to different models, or the checkpoint is incomplete",
-        )
+    require_fit(checkpoint, model, source, partial=partial)
     made: dict[str, Tensor] = {}
     filled: list[str] = []
     refilled: list[str] = []
@@ -143,11 +138,11 @@ def relayout(
     for parameter in model.parameters():
         parts = [
             Part(checkpoint[name], at, name)
-            for name, at in _stored_names(parameter, source)
+            for name, at in stored_names(parameter, source)
             if name in checkpoint
         ]
         if parts and parameter.unread and not partial and _without(parameter, target, spare):
-            names = [name for name, _ in _stored_names(parameter, source)]
+            names = [name for name, _ in stored_names(parameter, source)]
             dropped |= dict.fromkeys(names, _UNREAD)
         elif parts:
             parts, copies = once(parts, parameter.row, target.layout)
@@ -157,7 +152,7 @@ def relayout(
             _require_whole(checkpoint, parameter, targets, source, target)
             made |= targets
         elif parameter.unread and not partial:
-            names = [name for name, _ in _stored_names(parameter, target)]
+            names = [name for name, _ in stored_names(parameter, target)]
             if spare and all(name in spare for name in names):
                 made |= {name: spare[name] for name in names}
                 refilled += names
@@ -180,7 +175,7 @@ def _without(parameter: Parameter, target: Spelling, spare: Mapping[str, Tensor]
     """Whether a parameter that nothing reads is left out of ``target``."""
     if target.layout.unread != "carried" or spare is None:
         return target.layout.unread == "absent"
-    return not any(name in spare for name, _ in _stored_names(parameter, target))
+    return not any(name in spare for name, _ in stored_names(parameter, target))
 
 
 def _filled_note(zeros: list[str], taken: list[str]) -> tuple[str, ...]:
@@ -201,49 +196,6 @@ def _require_layout(model: Network, layout: Layout) -> None:
         )
 
 
-def disagreements(
-    checkpoint: Checkpoint, model: Network, spelling: Spelling, *, partial: bool = False
-) -> list[str]:
-    """Where the tensors of ``checkpoint`` are not those of ``model``, a sentence each.
-
-    Args:
-        checkpoint: Tensors spelled in ``spelling``.
-        model: The dimensions they must have.
-        spelling: How they are spelled.
-        partial: Whether parameters may be absent altogether.
-    """
-    wrong: list[str] = []
-    known: set[str] = set()
-    try:
-        checkpoint = unstacked(checkpoint, model, spelling)
-    except LayoutError as error:
-        return [error.what]
-    for parameter in model.parameters():
-        names = [name for name, _ in _stored_names(parameter, spelling)]
-        known.update(names)
-        found = {name: checkpoint[name] for name in names if name in checkpoint}
-        if not partial and (found or not parameter.unread):
-            wrong += [f"{name}: missing ({parameter})" for name in names if name not in found]
-        pattern = parameter.row.cell(spelling.layout).pattern
-        wrong += [
-            f"{name}: expected {pattern.describe(parameter.sizes)} by config.json, "
-            f"found shape {list(tensor.shape)}"
-            for name, tensor in found.items()
-            if tensor.shape != pattern.shape(parameter.sizes)
-        ]
-        if len({tensor.dtype for tensor in found.values()}) > 1:
-            kinds = ", ".join(f"{name} {tensor.dtype}" for name, tensor in found.items())
-            wrong.append(f"{parameter} has several dtypes: {kinds}")
-    what = f"{model.family.name} of {len(model.layers)} layers in layout {spelling.layout.name}"
-    wrong += [f"{name}: no parameter of a {what}" for name in checkpoint if name not in known]
-    return wrong
-
-
-def _stored_names(parameter: Parameter, spelling: Spelling) -> list[tuple[str, dict[str, int]]]:
-    """Full names of the tensors that hold ``parameter``, with their places on spelled axes."""
-    return [(spelling.prefix + s, at) for s, at in parameter.parts(spelling.layout)]
-
-
 def _require_whole(
     checkpoint: Checkpoint,
     parameter: Parameter,
@@ -252,8 +204,8 @@ def _require_whole(
     target: Spelling,
 ) -> None:
     """Refuse a parameter of which the source has some of what one of ``targets`` is made of."""
-    for target_name, target_at in _stored_names(parameter, target):
-        for name, at in _stored_names(parameter, source):
+    for target_name, target_at in stored_names(parameter, target):
+        for name, at in stored_names(parameter, source):
             if target_name in targets and agree(at, target_at) and name not in checkpoint:
                 raise LayoutError(
                     f"{checkpoint.source}: {name}: missing ({parameter})",
@@ -284,7 +236,7 @@ class Change:
     def tensors(self, parts: Sequence[Part]) -> dict[str, Tensor]:
         """The target's tensors, made of the source's."""
         made: dict[str, Tensor] = {}
-        stored = _stored_names(self.parameter, self.target)
+        stored = stored_names(self.parameter, self.target)
         computed = any(
             self._values(self.source, part.at) != self._values(self.target, at)
             for part in parts

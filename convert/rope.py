@@ -20,6 +20,7 @@ from gemma_convert.convert.tensor import Array
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 _OLD_KEY = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
+_OWN_LOCAL = {"rope_local_base_freq", "rope_parameters"}  # a family with one of these by default
 _USUAL_THETA = 10000.0  # what transformers assumes of a model_type that has no default of its own
 _KEYS = ("rope_parameters", "rope_scaling", *_OLD_KEY.values())
 
@@ -59,7 +60,7 @@ def read_rope(text: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str,
     values = {**defaults, **given}
     parameters = _mapping(values, "rope_parameters")
     scaling = _mapping(values, "rope_scaling")
-    nested = bool({"rope_local_base_freq", "rope_parameters"} & defaults.keys())
+    nested = bool(_OWN_LOCAL & defaults.keys())
     if parameters and nested != any(kind in parameters for kind in LAYER_TYPES):
         expected = " and ".join(LAYER_TYPES) if nested else "rope_type, rope_theta, ..."
         raise ConfigError(
@@ -76,6 +77,36 @@ def read_rope(text: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str,
         kind: _rope(section, values.get(_OLD_KEY[kind], fallback.get(kind, {}).get("rope_theta")))
         for kind, section in sections.items()
     }
+
+
+def with_rope_type(
+    config: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """``config`` with ``rope_type`` where ``rope_scaling`` has the older key ``type`` alone.
+
+    Of a family whose local layers have a RoPE of their own, transformers 4.57 reads either key,
+    5.0.0 to 5.12.1 ``rope_type`` alone: they put the settings over ``{"rope_type": "default"}``.
+
+    Args:
+        config: config.json.
+        defaults: The family's; see `read_rope`.
+
+    Returns:
+        The config, and what a user should know of it.
+    """
+    text = config.get("text_config", config)
+    scaling = text.get("rope_scaling") if isinstance(text, Mapping) else None
+    if not _OWN_LOCAL & defaults.keys() or not isinstance(scaling, Mapping):
+        return config, ()
+    if scaling.get("type") is None or scaling.get("rope_type") is not None:
+        return config, ()
+    note = (
+        f"config.json: rope_scaling says {scaling['type']} by the key type, which transformers 5 "
+        "does not read (4.57 does); it is taken as meant, and a config.json that is written says "
+        "rope_type too"
+    )
+    text = {**text, "rope_scaling": {**scaling, "rope_type": scaling["type"]}}
+    return ({**config, "text_config": text} if "text_config" in config else text), (note,)
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> Array:

@@ -133,7 +133,7 @@ def unstacked(checkpoint: Checkpoint, model: Network, spelling: Spelling) -> Che
         if slot.name in checkpoint:
             array = checkpoint[slot.name]
             axis = _axis(stacking, len(array.shape) - len(slot.index))
-            _require_layers(checkpoint, slot.name, axis, counts[slot.name])
+            _require_layers(checkpoint, slot.name, axis, counts[slot.name], model.origin)
             tensors[name] = Slice(array, axis, slot.index) if slot.index else array
     return checkpoint.replace(tensors=tensors)
 
@@ -183,14 +183,16 @@ def _axis(stacking: Stacking, rank: int) -> int:
     return min(stacking.axis, rank)
 
 
-def _require_layers(checkpoint: Checkpoint, name: str, axis: int, counts: Index) -> None:
+def _require_layers(
+    checkpoint: Checkpoint, name: str, axis: int, counts: Index, origin: str
+) -> None:
     shape = checkpoint[name].shape
     found = shape[axis : axis + len(counts)]
     if found != counts:
         raise LayoutError(
             f"{checkpoint.source}: {name}: expected {list(counts)} layers on axis {axis} by "
-            f"config.json, found shape {list(shape)}",
-            "config.json and tensors belong to different models",
+            f"{origin}, found shape {list(shape)}",
+            f"{origin} and tensors belong to different models",
         )
 
 

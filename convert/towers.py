@@ -26,11 +26,13 @@ class TowerConfig:
         tower: Its rows.
         values: Its own config, with what transformers assumes where that says nothing.
         text_size: Hidden size of the text model.
+        origin: As of `Network`.
     """
 
     tower: Tower
     values: Mapping[str, Any]
     text_size: int
+    origin: str = "config.json"
 
     def network(self) -> Network:
         """The tower's dimensions.
@@ -50,7 +52,7 @@ class TowerConfig:
             flags=frozenset(key for key in self.tower.flags if self.values.get(key)),
         )
         layers = tuple(replace(common, index=i) for i in range(layer_count(self.values)))
-        return Network(self.tower, layers, common)
+        return Network(self.tower, layers, common, origin=self.origin)
 
 
 def read_towers(

@@ -13,7 +13,7 @@ from gemma_convert.convert.errors import AdapterError
 from gemma_convert.convert.job import Job
 from gemma_convert.convert.layouts import HF
 from gemma_convert.convert.model import Model
-from gemma_convert.convert.plan import make_plan, reached
+from gemma_convert.convert.plan import make_plan, unread
 from gemma_convert.convert.tensor import Array, Tensor
 from gemma_convert.surgery.adapters.adapter import Adapter
 from gemma_convert.surgery.adapters.peft_write import peft_config, peft_tensors
@@ -53,21 +53,9 @@ def adapter_job(
         tensors, beside = qwix_tensors(adapter), qwix_metadata(adapter)
     target = Checkpoint(tensors, notes=adapter.notes)
     known = {id(tensor): reason for tensor, reason in adapter.unused} | dict(reasons or {})
-    dropped = _dropped(target, sources, known)
-    plan = make_plan(target.replace(dropped=dropped), sources)
+    plan = make_plan(target, sources, unread(target, known))
     job = Job(plan, adapter.spelling.layout, model, details=details or {}, summary=tuple(summary))
     return Exchange(job, adapter, beside)
-
-
-def _dropped(
-    target: Checkpoint, sources: Iterable[Checkpoint], reasons: Mapping[int, str]
-) -> dict[str, str]:
-    read = reached(target)
-    found = {name: why for source in sources for name, why in source.dropped.items()}
-    for name, tensor in ((n, t) for source in sources for n, t in source.items()):
-        if id(tensor) not in read and id(tensor) in reasons:
-            found[name] = reasons[id(tensor)]
-    return found
 
 
 def _require_plain(adapter: Adapter) -> None:

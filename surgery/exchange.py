@@ -12,7 +12,7 @@ from gemma_convert.convert.errors import AdapterError
 from gemma_convert.convert.job import Job
 from gemma_convert.convert.layouts import HF, TUNIX, Spelling
 from gemma_convert.convert.model import Model, text_config
-from gemma_convert.convert.plan import make_plan, reached
+from gemma_convert.convert.plan import make_plan, unread
 from gemma_convert.convert.tensor import Tensor, cast_floats
 from gemma_convert.surgery.adapters.adapter import Adapter
 from gemma_convert.surgery.adapters.forms import PEFT, QWIX
@@ -121,11 +121,6 @@ def _job(
         {name: cast_floats(tensor, dtype) for name, tensor in tensors.items()},
         notes=(*adapter.notes, *notes),
     )
-    read = reached(target)
     reasons = {id(tensor): reason for tensor, reason in adapter.unused}
-    dropped = dict(source.checkpoint.dropped)
-    for name, tensor in source.checkpoint.items():
-        if id(tensor) not in read and id(tensor) in reasons:
-            dropped[name] = reasons[id(tensor)]
-    plan = make_plan(target.replace(dropped=dropped), (source.checkpoint,))
+    plan = make_plan(target, (source.checkpoint,), unread(target, reasons))
     return Job(plan, adapter.spelling.layout, model)

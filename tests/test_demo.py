@@ -29,6 +29,8 @@ def test_it_shows_the_commands_and_checks_the_result(
         assert f"$ python -m gemma_convert {command} {out}" in text
     assert "checked: 223,440 of 223,440 merged weights" in text
     assert "42 found, 42 applied, 42 changed" in text
+    assert "hf, as it was" in text  # the weights are the base's
+    assert "hf to tunix" in text
     assert sorted(path.name for path in out.iterdir()) == ["back", "base", "merged", "run"]
     assert len(list((out / "base").glob("model-*.safetensors"))) > 2
 

@@ -9,7 +9,7 @@ transformers, torch, jax and Tunix are imported by the functions, not by this mo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -185,6 +185,19 @@ def tunix_arrays(model: Any) -> dict[str, Array]:
         ".".join(map(str, path)): np.asarray(leaf[...])
         for path, leaf in nnx.to_flat_state(nnx.state(model))
     }
+
+
+def tunix_set(model: Any, arrays: Mapping[str, Array]) -> None:
+    """Give some parameters of Tunix's ``model``, by their dotted paths, other values."""
+    import jax.numpy as jnp
+    from flax import nnx
+
+    state = nnx.state(model)
+    leaves = {".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(state)}
+    for name, array in arrays.items():
+        assert array.shape == leaves[name].shape
+        leaves[name].set_value(jnp.asarray(array))
+    nnx.update(model, state)
 
 
 def tunix_restore(model: Any, root: Path) -> None:

@@ -43,7 +43,10 @@ if TYPE_CHECKING:  # numpy is not needed for --help
 )
 @computed_dtype_option
 @base_option
-@click.option("--model", help="Public model of a source without a config, such as gemma-4-31b.")
+@click.option(
+    "--model",
+    help="Public model of a source without a config, such as gemma-4-31b or google/gemma-3-1b-it.",
+)
 @alpha_option
 @adapter_option
 @weight_option

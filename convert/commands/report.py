@@ -10,7 +10,7 @@ import click
 
 from gemma_convert.console import print_json, size_text
 from gemma_convert.convert.job import Job
-from gemma_convert.convert.printable import one_line
+from gemma_convert.convert.printable import counted, one_line
 
 
 def show_notes(job: Job) -> None:
@@ -50,7 +50,8 @@ def show_plan(job: Job, *, as_json: bool) -> None:
         return
     plan = job.plan
     rows = [("model", _model(plan_json(job)["model"], len(job.model.layers)))] if job.model else []
-    rows += [(action, f"{count} tensors") for action, count in plan.counts.items() if count]
+    rows += _layouts(job.details)
+    rows += [(action, counted(count, "tensor")) for action, count in plan.counts.items() if count]
     if job.bases is not None:
         rows.append(("base", job.bases[0]))
     for adapter in job.adapters:
@@ -70,13 +71,16 @@ def show_ledger(ledger: Mapping[str, Any], *, as_json: bool) -> None:
         return
     model = ledger.get("model")
     rows = [("model", _model(model, model["layers"]))] if model else []
-    rows += [(action, f"{count} tensors") for action, count in ledger["counts"].items() if count]
+    rows += _layouts(ledger)
+    rows += [
+        (action, counted(count, "tensor")) for action, count in ledger["counts"].items() if count
+    ]
     if computed := ledger.get("computed"):
         rows.append(
             (
                 "values",
-                f"{computed['values']} computed in float32; {computed['not_exact']} of them cannot "
-                "come back exactly from the stored dtype",
+                f"{computed['values']} computed in float32; {computed['not_exact']} of them, as "
+                f"stored, do not give {_source(ledger)}'s value back",
             )
         )
     if base := ledger.get("base"):
@@ -94,6 +98,20 @@ def show_ledger(ledger: Mapping[str, Any], *, as_json: bool) -> None:
     ]
     _table("Ledger", rows)
     _show_dropped(ledger["dropped"])
+
+
+def _layouts(told: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The row that tells in which layout the weights are read and written."""
+    layouts = told.get("layouts")
+    if layouts is None:
+        return []
+    one, other = layouts["from"], layouts["to"]
+    return [("layout", f"{one}, as it was" if one == other else f"{one} to {other}")]
+
+
+def _source(ledger: Mapping[str, Any]) -> str:
+    """The layout that was read."""
+    return str(ledger.get("layouts", {}).get("from", "the source"))
 
 
 def _base_text(base: Mapping[str, Any]) -> str:

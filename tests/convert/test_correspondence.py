@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from gemma_convert.convert.correspondence import (
     AXES,
     TOWER_AXES,
     markdown,
     model_rows,
+    stacks,
     table,
     towers,
 )
 from gemma_convert.convert.registry import families, named_model
+from tests.checkpoints import run_cli
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "layouts.md"
 
@@ -61,3 +65,33 @@ def test_the_towers_have_tables_of_their_own() -> None:
     bounds = next(line for line in lines if line[0] == "kv_bounds")
     assert bounds[2].startswith("vision_tower.encoder.layers.{i}.self_attn.{s:k_proj,v_proj}.{b:")
     assert bounds[4].startswith("vision_encoder/transformer/layer_{i}/attn/kv_einsum/{b:clip_")
+
+
+def test_a_layout_that_keeps_each_layer_by_itself_stacks_at_no_axis() -> None:
+    """Gemma 2 in MaxText's unscanned layout has names of blocks, and no axis of them."""
+    told = stacks(named_model("gemma-2-2b"))
+    assert told[1:] == [
+        "maxtext, stacked at axis 1: `decoder/layers/{head}_{j}/{tail}` (b).",
+        "maxtext-unscanned, not stacked, in blocks: `decoder/layers_{b}/{head}_{j}/{tail}`.",
+    ]
+
+
+def test_markdown_of_one_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli("layouts", "--markdown", "--model", "google/gemma-3-4b-it") == 0
+    told = capsys.readouterr().out
+    titles = [line for line in told.splitlines() if line.startswith("#")]
+    assert titles == [
+        "## google/gemma-3-4b-it",
+        "## google/gemma-3-4b-it: vision tower, siglip",
+    ]
+    assert told.count("| parameter | layers | hf |") == 2
+    assert "gemma-2" not in told
+
+
+@pytest.mark.parametrize("options", [[], ["--markdown"], ["--model", "gemma-3-1b"]])
+def test_quiet_prints_nothing(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli("layouts", *options, "--quiet") == 0
+    assert capsys.readouterr() == ("", "")
+    assert run_cli("layouts", "--model", "gemma-9", "--quiet") == 1
+    assert "no public model 'gemma-9' is known" in capsys.readouterr().err
+    assert run_cli("layouts", "--markdown", "--json") == 2

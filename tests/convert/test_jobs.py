@@ -86,7 +86,7 @@ def test_a_full_tree_with_factors_is_merged_from_itself(family: str) -> None:
     job = orbax_to_hf(run({**tree, **factors}), base(family), alpha=ALPHA)
     expected = lora_oracle.merged(plain, prefix, factors, ALPHA)
     assert_same_bits(produced(job), rounded(expected))
-    assert set(job.plan.dropped.values()) == {"the checkpoint has its own weights"}
+    assert set(job.plan.dropped.values()) == {"of the base: the checkpoint has its own weights"}
     assert set(job.plan.dropped) == set(base(family))
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from gemma_convert.convert.checkpoint import Checkpoint
-from gemma_convert.convert.errors import LayoutError
+from gemma_convert.convert.errors import ConfigError, LayoutError
 from gemma_convert.convert.jobs import convert
 from gemma_convert.convert.layouts import HF, LAYOUTS, Spelling
 from gemma_convert.convert.model import read_model
@@ -200,6 +200,18 @@ def test_there_is_a_list_of_every_family() -> None:
 def test_the_public_name_is_recognised(name: str) -> None:
     assert named_model(name).name == name
     assert named_model(name.upper()).name == name
+    for repository in (f"google/{name}", f"google/{name}-it", f"{name}-pt", f"google/{name}@main"):
+        found = named_model(repository)
+        assert (found.name, found.origin) == (name, f"--model {repository}")
+        assert {tower.origin for tower in found.towers} <= {found.origin}
+
+
+@pytest.mark.parametrize(
+    "name", ["somebody/gemma-3-1b", "google/gemma-3-1b-it-it", "google/", "-it"]
+)
+def test_another_repository_is_no_public_model(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"no public model '{name}' is known; known: gemma-2b, "):
+        named_model(name)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -166,7 +166,41 @@ def test_an_offset_is_added_in_float32() -> None:
     lossy = convert(base, MAXTEXT).plan
     assert set(lossy.target[name].numpy().astype(F32)) == {np.float32(16.75)}
     (note,) = lossy.target.notes
-    assert "in bfloat16 not all of them can come back: --computed-dtype float32" in note
+    assert note == (
+        "hf and maxtext store other values in 50 tensors, such as "
+        "params/params/token_embedder/embedding: they are computed in float32 and stored in "
+        "bfloat16, from which not all of hf's can be computed again; --computed-dtype float32 "
+        "stores them so that they can"
+    )
+
+
+def test_the_note_tells_the_direction() -> None:
+    """Back to Hugging Face it is MaxText's values that are lost, and one dtype that keeps them."""
+    base = hf("gemma3", BF16)
+    tree = memory(arrays(convert(base, MAXTEXT).plan.target), source="run")
+    empty = memory({}, config=base.config)
+    (note,) = convert(tree, HF, base=empty).plan.target.notes
+    assert note == (
+        "maxtext and hf store other values in 86 tensors, such as model.embed_tokens.weight: they "
+        "are computed in float32 and stored in bfloat16, from which not all of maxtext's can be "
+        "computed again; --dtype float32 stores them so that they can"
+    )
+    assert not convert(tree, HF, base=empty, dtype=F32).plan.target.notes
+
+
+def test_a_mixture_of_dtypes_is_told() -> None:
+    """What MaxText stored in float32 stays so in a Hugging Face output, beside bfloat16."""
+    base = hf("gemma3", BF16)
+    tree = memory(arrays(convert(base, MAXTEXT, computed_dtype=F32).plan.target), source="run")
+    empty = memory({}, config=base.config)
+    plan = convert(tree, HF, base=empty).plan
+    assert {str(tensor.dtype) for tensor in plan.target.values()} == {"bfloat16", "float32"}
+    assert plan.target.notes == (
+        "the tensors keep the dtypes of their sources, which differ: 86 in float32 "
+        "(model.embed_tokens.weight), 98 in bfloat16 (model.layers.0.self_attn.q_proj.weight); "
+        "--dtype stores all in one",
+    )
+    assert not convert(tree, HF, base=empty, dtype=F32).plan.target.notes
 
 
 def test_the_root_is_rounded_to_bfloat16_for_gemma_3() -> None:
@@ -292,7 +326,8 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     there, back = tmp_path / "there", tmp_path / "back"
     command = ["hf-to-orbax", str(base), "--layout", "maxtext", "--out", str(there)]
     assert main([*command, "--computed-dtype", "float32"]) == 0
-    assert "0 of them cannot come back exactly" in " ".join(capsys.readouterr().out.split())
+    told = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
+    assert "0 of them, as stored, do not give hf's value back" in told
     assert (there / "0" / "items" / "_METADATA").is_file()
     names = set(open_orbax(there))
     assert "params.params.decoder.layers.layers_0.self_attention.query.kernel" in names
@@ -300,6 +335,7 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main([*command, "--dtype", "bfloat16"]) == 0
     assert _same(base, back)
     ledger = json.loads((back / "conversion.json").read_text())
+    assert ledger["layouts"] == {"from": "maxtext", "to": "hf"}
     assert ledger["computed"]["not_exact"] == 0
     assert ledger["counts"]["computed"] == 14 * 6 + 2
 

@@ -15,8 +15,8 @@ from tests.checkpoints import BF16, F32, memory
 SOURCE = memory({name: np.ones((2, 3), F32) for name in "abc"}, source="run")
 
 
-def target(*names: str, **fields: object) -> Checkpoint:
-    return SOURCE.replace(tensors={name: SOURCE[name] for name in names}, **fields)
+def target(*names: str) -> Checkpoint:
+    return SOURCE.replace(tensors={name: SOURCE[name] for name in names})
 
 
 def test_all_read() -> None:
@@ -26,7 +26,7 @@ def test_all_read() -> None:
 
 
 def test_read_or_dropped() -> None:
-    plan = make_plan(target("a", "b", dropped={"c": "not wanted"}), [SOURCE])
+    plan = make_plan(target("a", "b"), [SOURCE], {id(SOURCE["c"]): "not wanted"})
     assert plan.dropped == {"c": "not wanted"}
     assert plan.counts == {"copied": 2, "dropped": 1}
 
@@ -41,13 +41,23 @@ def test_a_tensor_that_nobody_reads() -> None:
 
 def test_a_tensor_both_read_and_dropped() -> None:
     with pytest.raises(LayoutError, match=r"run: c \[2, 3\] would be both read and dropped"):
-        make_plan(target("a", "b", "c", dropped={"c": "not wanted"}), [SOURCE])
+        make_plan(target("a", "b", "c"), [SOURCE], {id(SOURCE["c"]): "not wanted"})
 
 
 def test_every_source_is_accounted_for() -> None:
     other = memory({"x": np.ones(1, F32)}, source="base")
     with pytest.raises(LayoutError, match=r"base: x \[1\] would be neither"):
         make_plan(target("a", "b", "c"), [SOURCE, other])
+
+
+def test_a_name_that_two_sources_have() -> None:
+    """One is read, the other left out: told apart by what they are, not by what they are called."""
+    other = memory({name: np.ones((2, 3), F32) for name in "cd"}, source="base")
+    reasons = {id(tensor): "not wanted" for tensor in other.values()}
+    plan = make_plan(target("a", "b", "c"), [SOURCE, other], reasons)
+    assert plan.dropped == {"c of base": "not wanted", "d": "not wanted"}
+    with pytest.raises(LayoutError, match=r"base: c \[2, 3\] would be neither"):
+        make_plan(target("a", "b", "c"), [SOURCE, other], {id(other["d"]): "not wanted"})
 
 
 def test_reading_goes_through_all_steps_and_the_greatest_change_names_the_action() -> None:

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import LayoutError
+from gemma_convert.convert.fit import disagreements
 from gemma_convert.convert.jobs import hf_to_orbax, orbax_to_hf
 from gemma_convert.convert.layouts import DEEPMIND, HF, Spelling
 from gemma_convert.convert.model import Model, read_model
 from gemma_convert.convert.random_model import random_model
 from gemma_convert.convert.readers import open_orbax
 from gemma_convert.convert.registry import families
-from gemma_convert.convert.relayout import Relaid, disagreements, relayout
+from gemma_convert.convert.relayout import Relaid, relayout
 from gemma_convert.convert.tensor import Array, ArrayTensor, Box, blocks, slices, whole
 from gemma_convert.convert.writers.orbax import write_orbax
 from tests.checkpoints import (

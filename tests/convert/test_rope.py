@@ -10,10 +10,13 @@ import pytest
 
 from gemma_convert.convert.errors import ConfigError
 from gemma_convert.convert.hf_config import updated
+from gemma_convert.convert.jobs import convert
+from gemma_convert.convert.layouts import HF, TUNIX
 from gemma_convert.convert.model import read_model
 from gemma_convert.convert.registry import families
 from gemma_convert.convert.rope import Rope, inverse_frequencies, read_rope
 from gemma_convert.convert.tensor import Array
+from tests.checkpoints import base_arrays, memory
 
 LINEAR = {"factor": 8.0, "rope_type": "linear"}
 OLD = {"rope_theta": 700000.0, "rope_local_base_freq": 9000.0, "rope_scaling": LINEAR}
@@ -24,6 +27,14 @@ NEW = {
     }
 }
 SIZES = {"hidden_size": 60, "num_attention_heads": 6, "num_hidden_layers": 7, "head_dim": 22}
+SMALL: dict[str, Any] = {
+    **SIZES,
+    "model_type": "gemma3_text",
+    "vocab_size": 23,
+    "intermediate_size": 11,
+    "num_key_value_heads": 3,
+    "layer_types": None,
+}
 PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 5000.0, "partial_rotary_factor": 0.6}
 FULL, LOCAL = "full_attention", "sliding_attention"
 
@@ -135,6 +146,54 @@ def test_the_oldest_spelling_of_the_type() -> None:
     """``type``, of transformers before 4.43."""
     found = rope("gemma2", rope_scaling={"type": "linear", "factor": 3})
     assert found[FULL] == Rope(10000.0, "linear", 3.0)
+
+
+OLDEST = {"type": "linear", "factor": 8.0}
+
+
+def test_the_oldest_spelling_is_read_as_it_is_meant() -> None:
+    """Transformers 5 drops the scaling of Gemma 3 there, 4.57 has it; Gemma 2's both read.
+
+    The rounding is that of `test_frequencies_are_those_of_transformers`.
+    """
+    found = inverse_frequencies(rope("gemma3_text", rope_scaling=OLDEST)[FULL], SIZES["head_dim"])
+    meant = of_transformers("gemma3_text", rope_scaling=LINEAR)[FULL]
+    dropped = of_transformers("gemma3_text", rope_scaling=OLDEST)[FULL]
+    np.testing.assert_allclose(found, meant, rtol=1.2e-6, atol=0)
+    np.testing.assert_allclose(dropped, meant * 8, rtol=1.2e-6, atol=0)
+    found = inverse_frequencies(rope("gemma2", rope_scaling=OLDEST)[FULL], SIZES["head_dim"])
+    read = of_transformers("gemma2", rope_scaling=OLDEST)[FULL]
+    np.testing.assert_allclose(found, read, rtol=1.2e-6, atol=0)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_the_oldest_spelling_is_written_so_that_all_versions_read_it(nested: bool) -> None:
+    text = {**SMALL, "rope_scaling": OLDEST}
+    config = {"model_type": "gemma3", "text_config": text} if nested else text
+    prefix = "language_model.model." if nested else "model."
+    base = memory(base_arrays(config, prefix), config=config, source="base")
+    (note,) = convert(base, TUNIX).plan.target.notes
+    assert "rope_scaling says linear by the key type, which transformers 5 does not read" in note
+    target = convert(base, HF).plan.target
+    written = target.config["text_config"] if nested else target.config
+    assert written == {**text, "rope_scaling": {**OLDEST, "rope_type": "linear"}}
+    assert note in target.notes
+    keys = {"rope_scaling": written["rope_scaling"]}
+    read = of_transformers("gemma3_text", **keys)[FULL]
+    expected = of_transformers("gemma3_text", rope_scaling=LINEAR)[FULL]
+    np.testing.assert_array_equal(read, expected)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "scaling"),
+    [("gemma2", OLDEST), ("gemma3_text", LINEAR), ("gemma3_text", {**OLDEST, **LINEAR})],
+)
+def test_what_all_versions_read_is_left_as_it_is(model_type: str, scaling: dict[str, Any]) -> None:
+    config = {**SMALL, "model_type": model_type, "rope_scaling": scaling}
+    base = memory(base_arrays(config, "model."), config=config, source="base")
+    target = convert(base, HF).plan.target
+    assert target.config == config
+    assert not target.notes
 
 
 def test_public_models() -> None:

@@ -263,6 +263,28 @@ def test_a_tower_of_another_size_is_refused(saved: Any) -> None:
         convert(wrong, LAYOUTS["deepmind"])
 
 
+@pytest.mark.parametrize("to", ["hf", "tunix-head"])
+def test_a_clip_bound_of_another_shape_is_refused(saved: Any, to: str) -> None:
+    """Transformers has it as a scalar; a copy of one element would not load."""
+    source = open_checkpoint(saved("gemma4-e2b"))
+    name = next(n for n in source if n.endswith("q_proj.input_min"))
+    bound = ArrayTensor(source[name].numpy().reshape(1))
+    wrong = source.replace(tensors={**source.tensors, name: bound})
+    with pytest.raises(LayoutError, match=rf"{name}: expected .* by config.json, found shape \[1"):
+        convert(wrong, LAYOUTS[to])
+
+
+def test_a_tower_of_a_base_is_looked_at_before_it_is_copied(saved: Any) -> None:
+    base = open_checkpoint(saved("gemma3"))
+    name = "vision_tower.encoder.layers.2.mlp.fc1.bias"
+    without = base.replace(tensors={n: t for n, t in base.items() if n != name})
+    tree = without_towers(
+        tree_of(saved("gemma3", 1), LAYOUTS["tunix"]), ("vision_encoder", "siglip", "embedder.mm_")
+    )
+    with pytest.raises(LayoutError, match=rf"{hub(name)}: missing \(fc1_bias of layer 2\)"):
+        convert(tree, HF, base=without)
+
+
 def test_a_senseless_config_of_a_tower_matters_only_to_the_tower(saved: Any) -> None:
     source = open_checkpoint(saved("gemma3"))
     vision = {**source.config["vision_config"], "num_attention_heads": 4}

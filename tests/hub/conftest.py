@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkpoints import GEMMA3, base_arrays, factor_arrays, run_cli, write_base, write_run
+from tests.hub_push import SIDE
 from tests.hub_server import TOKEN, Hub, running_hub
 
 
@@ -27,3 +29,27 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     with running_hub() as running:
         monkeypatch.setenv("HF_ENDPOINT", running.endpoint)
         yield running
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A sharded model directory."""
+    weights = base_arrays(GEMMA3, "model.")
+    return write_base(tmp_path / "model", GEMMA3, weights, shards=3, files=SIDE)
+
+
+@pytest.fixture
+def merged(tmp_path: Path) -> Path:
+    """A merged directory as this program writes it, with its ledger."""
+    readme = "---\nlicense: gemma\nlicense_link: https://ai.google.dev/gemma/terms\n---\nBase"
+    base = write_base(
+        tmp_path / "secret place" / "base",
+        {**GEMMA3, "_name_or_path": "/home/someone/models/base"},
+        base_arrays(GEMMA3, "model."),
+        files={**SIDE, "README.md": readme},
+    )
+    run = write_run(tmp_path / "secret place" / "run", factor_arrays(GEMMA3))
+    out = tmp_path / "merged"
+    words = ["orbax-to-hf", run, "--base", base, "--out", out, "--alpha", "5", "--quiet"]
+    assert run_cli(*words, "--max-shard-size", "3kB") == 0
+    return out

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from tests.checkpoints import (
     GEMMA3,
@@ -16,54 +14,14 @@ from tests.checkpoints import (
     factor_arrays,
     run_cli,
     snapshot,
-    tunix_arrays,
     write_base,
     write_run,
 )
+from tests.hub_push import REPO, contents
 from tests.hub_server import Hub
 
 # huggingface_hub 1.33 hands an open file to httpx in the older of two ways.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<:DeprecationWarning")
-
-REPO = "org/tuned"
-SIDE = {
-    "tokenizer.json": '{"a": 1}',
-    "chat_template.jinja": "{{ x }}",
-    "generation_config.json": "{}",
-}
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """A sharded model directory."""
-    weights = base_arrays(GEMMA3, "model.")
-    return write_base(tmp_path / "model", GEMMA3, weights, shards=3, files=SIDE)
-
-
-@pytest.fixture
-def merged(tmp_path: Path) -> Path:
-    """A merged directory as this program writes it, with its ledger."""
-    readme = "---\nlicense: gemma\nlicense_link: https://ai.google.dev/gemma/terms\n---\nBase"
-    base = write_base(
-        tmp_path / "secret place" / "base",
-        {**GEMMA3, "_name_or_path": "/home/someone/models/base"},
-        base_arrays(GEMMA3, "model."),
-        files={**SIDE, "README.md": readme},
-    )
-    run = write_run(tmp_path / "secret place" / "run", factor_arrays(GEMMA3))
-    out = tmp_path / "merged"
-    words = ["orbax-to-hf", run, "--base", base, "--out", out, "--alpha", "5", "--quiet"]
-    assert run_cli(*words, "--max-shard-size", "3kB") == 0
-    return out
-
-
-def metadata(readme: bytes) -> dict[str, Any]:
-    value: dict[str, Any] = yaml.safe_load(readme.decode().split("---\n")[1])
-    return value
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    return {name: data for name, data in snapshot(directory).items() if data is not None}
 
 
 def test_everything_arrives_and_is_private(
@@ -190,211 +148,6 @@ def test_dry_run_without_a_token(
     assert "note: the Hub was not looked at: there is no token for the Hub" in captured.err
     assert "model-00001-of-00003.safetensors" in captured.out
     assert hub.requests == []
-
-
-def test_no_local_path_is_published(hub: Hub, merged: Path, tmp_path: Path) -> None:
-    assert run_cli("push", merged, REPO, "--quiet") == 0
-    files = hub.repos[REPO].files
-    for name, data in files.items():
-        for leak in (str(tmp_path), "secret place", "/home/someone", str(Path.home())):
-            assert leak.encode() not in data, (name, leak)
-    ledger = json.loads(files["conversion.json"])
-    local = json.loads((merged / "conversion.json").read_text())
-    assert [entry["path"] for entry in ledger["inputs"]] == ["model_params", "base"]
-    assert ledger["output"]["path"] == "merged"
-    assert [a["source"] for a in ledger["adapters"]] == ["model_params"]
-    assert ledger["command"] == (
-        "gemma-convert orbax-to-hf run --base base --out merged --alpha 5 --quiet "
-        "--max-shard-size 3kB"
-    )
-    changed = {"inputs", "output", "adapters", "merged", "command"}
-    assert {k: v for k, v in ledger.items() if k not in changed} == {
-        k: v for k, v in local.items() if k not in changed
-    }
-    assert ledger["output"]["files"] == local["output"]["files"]
-    assert json.loads(files["config.json"])["_name_or_path"] == "base"
-    assert json.loads((merged / "config.json").read_text())["_name_or_path"].startswith("/home")
-
-
-def test_the_card_carries_licence_adapter_and_ledger(hub: Hub, merged: Path) -> None:
-    base_model = "google/gemma-3-270m"
-    assert run_cli("push", merged, REPO, "--quiet", "--base-model", base_model) == 0
-    card = hub.repos[REPO].files["README.md"]
-    assert metadata(card) == {
-        "license": "gemma",
-        "license_link": "https://ai.google.dev/gemma/terms",
-        "base_model": base_model,
-        "base_model_relation": "finetune",
-        "library_name": "transformers",
-        "pipeline_tag": "text-generation",
-        "tags": ["gemma-convert", "gemma3", "lora"],
-    }
-    text = card.decode()
-    for line in (
-        "| rank | 2 |",
-        "| alpha | 5 |",
-        "| modules | down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj |",
-        "| tensors | 14 copied, 14 merged |",
-        f'AutoModelForCausalLM.from_pretrained("{REPO}", dtype="auto")',
-        f"vllm serve {REPO}",
-    ):
-        assert line in text
-    config = json.loads(hub.repos[REPO].files["config.json"])
-    assert config["_name_or_path"] == base_model
-
-
-def test_the_licence_of_a_base_on_the_hub_is_looked_up(
-    hub: Hub, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    hub.add("google/gemma-4-31b", {"config.json": b"{}"}, private=False)
-    hub.cards["google/gemma-4-31b"] = {"license": "apache-2.0", "tags": ["gemma"]}
-    assert run_cli("push", model, REPO, "--base-model", "google/gemma-4-31b") == 0
-    assert metadata(hub.repos[REPO].files["README.md"])["license"] == "apache-2.0"
-    assert "licence" not in capsys.readouterr().err
-    assert run_cli("push", model, "org/other", "--base-model", "google/none") == 0
-    assert "license" not in metadata(hub.repos["org/other"].files["README.md"])
-    err = capsys.readouterr().err
-    assert "note: the licence of google/none could not be looked up" in err
-    assert "note: the card names no licence" in err
-
-
-def test_a_readme_of_the_user_stays(
-    hub: Hub, merged: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    mine = "---\nlicense: mit  # ours\nlanguage: [de]\n---\n\n# Mine\n\nNo more than this.\n"
-    (merged / "README.md").write_text(mine)
-    assert run_cli("push", merged, REPO) == 0
-    card = hub.repos[REPO].files["README.md"].decode()
-    assert card.startswith("---\nlicense: mit  # ours\nlanguage: [de]\n")
-    assert card.endswith("---\n\n# Mine\n\nNo more than this.\n")
-    found = metadata(card.encode())
-    assert (found["license"], found["language"], found["library_name"]) == (
-        "mit",
-        ["de"],
-        "transformers",
-    )
-    assert "note: README.md keeps license: 'mit' (this push would say 'gemma')" in (
-        capsys.readouterr().err
-    )
-    assert (merged / "README.md").read_text() == mine
-
-
-def test_what_was_written_on_the_hub_stays(hub: Hub, merged: Path) -> None:
-    assert run_cli("push", merged, REPO, "--quiet") == 0
-    repo = hub.repos[REPO]
-    card = repo.files["README.md"].decode().replace("# tuned\n", "# tuned\n\nBy hand.\n")
-    stale = card.replace("| rank | 2 |", "| rank | 99 |") + "\nBelow, by hand.\n"
-    repo.commit(repo.files | {"README.md": stale.encode()})
-    assert run_cli("push", merged, REPO, "--quiet") == 0
-    assert repo.files["README.md"].decode() == card + "\nBelow, by hand.\n"
-
-
-@pytest.mark.parametrize("several", [False, True])
-def test_the_card_tells_of_validation(hub: Hub, model: Path, several: bool) -> None:
-    """As `validate --json` prints results; their titles may name paths."""
-    result = {
-        "check": "logits",
-        "title": "logits of /home/someone/merged against base",
-        "passed": True,
-        "summary": {"top-1": "100 %", "largest difference": "5.1e-05"},
-        "findings": [],
-    }
-    failed = {**result, "title": "other", "passed": False}
-    results = [result, failed]
-    (model / "validation.json").write_text(json.dumps(results if several else result))
-    assert run_cli("push", model, REPO, "--quiet") == 0
-    files = hub.repos[REPO].files
-    card = files["README.md"].decode()
-    assert "## Validation\n\n### logits of merged against base\n" in card
-    assert "| verdict | passed |\n| top-1 | 100 % |\n| largest difference | 5.1e-05 |" in card
-    assert ("### other\n\n| | |\n|---|---|\n| verdict | FAILED |" in card) == several
-    cleaned = {**result, "title": "logits of merged against base"}
-    assert json.loads(files["validation.json"]) == ([cleaned, failed] if several else cleaned)
-
-
-def test_an_adapter(hub: Hub, tmp_path: Path) -> None:
-    from safetensors.numpy import save_file
-
-    directory = tmp_path / "adapter"
-    directory.mkdir()
-    factors = factor_arrays(GEMMA3)
-    save_file(dict(list(factors.items())[:2]), directory / "adapter_model.safetensors")
-    config = {
-        "base_model_name_or_path": "/data/base",
-        "peft_type": "LORA",
-        "r": 32,
-        "lora_alpha": 64,
-        "target_modules": ["v_proj", "q_proj"],
-    }
-    (directory / "adapter_config.json").write_text(json.dumps(config))
-    words = ["push", directory, REPO, "--quiet", "--base-model", "google/gemma-3-1b-it"]
-    assert run_cli(*words, "--license", "gemma") == 0
-    files = hub.repos[REPO].files
-    found = metadata(files["README.md"])
-    assert found["library_name"] == "peft"
-    assert found["base_model_relation"] == "adapter"
-    assert found["license"] == "gemma"
-    text = files["README.md"].decode()
-    assert "| modules | q_proj, v_proj |" in text
-    assert f"--lora-modules name={REPO} --max-lora-rank 32" in text
-    pushed = json.loads(files["adapter_config.json"])
-    assert pushed == {**config, "base_model_name_or_path": "google/gemma-3-1b-it"}
-
-
-def test_an_orbax_checkpoint(hub: Hub, tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", tunix_arrays(GEMMA3))
-    assert run_cli("push", run, REPO, "--quiet") == 0
-    repo = hub.repos[REPO]
-    assert contents(run).items() <= repo.files.items()
-    assert "layout of tunix" in repo.files["README.md"].decode()
-    repo.commit(repo.files | {"0/model_params/d/old": b"x", "docs/a": b"y"})
-    assert run_cli("push", run, REPO, "--quiet", "--yes") == 0
-    assert "0/model_params/d/old" not in repo.files
-    assert "docs/a" in repo.files
-
-
-@pytest.mark.parametrize("inside", [True, False])
-def test_links(
-    hub: Hub, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], inside: bool
-) -> None:
-    secret = (model if inside else tmp_path) / "id_rsa"
-    secret.write_text("a key")
-    (model / "vocab.txt").symlink_to(secret)
-    assert run_cli("push", model, REPO, "--quiet") == (0 if inside else 1)
-    if inside:
-        assert hub.repos[REPO].files["vocab.txt"] == b"a key"
-    else:
-        assert hub.repos == {}
-        assert f"{model / 'vocab.txt'} is a link out of the directory" in capsys.readouterr().err
-
-
-def test_a_link_to_a_folder_outside(
-    hub: Hub, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "private").mkdir()
-    (tmp_path / "private" / "a.txt").touch()
-    (model / "more").symlink_to(tmp_path / "private")
-    assert run_cli("push", model, REPO, "--quiet") == 1
-    assert "is a link out of the directory" in capsys.readouterr().err
-    assert hub.repos == {}
-
-
-def test_what_is_left_out_is_said(
-    hub: Hub, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Hidden files, and weights that the index does not name."""
-    (model / ".env").write_text("KEY=1")
-    (model / ".git").mkdir()
-    (model / ".git" / "config").touch()
-    (model / "model.safetensors").write_bytes(
-        (model / "model-00001-of-00003.safetensors").read_bytes()
-    )
-    assert run_cli("push", model, REPO) == 0
-    err = capsys.readouterr().err
-    for name in (".env", ".git"):
-        assert f"note: left out {name}: it is hidden" in err
-    assert "note: ignored model.safetensors" in err
-    assert not {".env", ".git/config", "model.safetensors"} & set(hub.repos[REPO].files)
 
 
 def test_no_regular_file(hub: Hub, model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,100 @@
+"""What of a directory is pushed: adapters, Orbax checkpoints, links, what is left out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints import GEMMA3, factor_arrays, run_cli, tunix_arrays, write_run
+from tests.hub_push import REPO, contents, metadata
+from tests.hub_server import Hub
+
+# huggingface_hub 1.33 hands an open file to httpx in the older of two ways.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<:DeprecationWarning")
+
+
+def test_an_adapter(hub: Hub, tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    directory = tmp_path / "adapter"
+    directory.mkdir()
+    factors = factor_arrays(GEMMA3)
+    save_file(dict(list(factors.items())[:2]), directory / "adapter_model.safetensors")
+    config = {
+        "base_model_name_or_path": "/data/base",
+        "peft_type": "LORA",
+        "r": 32,
+        "lora_alpha": 64,
+        "target_modules": ["v_proj", "q_proj"],
+    }
+    (directory / "adapter_config.json").write_text(json.dumps(config))
+    words = ["push", directory, REPO, "--quiet", "--base-model", "google/gemma-3-1b-it"]
+    assert run_cli(*words, "--license", "gemma") == 0
+    files = hub.repos[REPO].files
+    found = metadata(files["README.md"])
+    assert found["library_name"] == "peft"
+    assert found["base_model_relation"] == "adapter"
+    assert found["license"] == "gemma"
+    text = files["README.md"].decode()
+    assert "| modules | q_proj, v_proj |" in text
+    assert f"--lora-modules name={REPO} --max-lora-rank 32" in text
+    pushed = json.loads(files["adapter_config.json"])
+    assert pushed == {**config, "base_model_name_or_path": "google/gemma-3-1b-it"}
+
+
+def test_an_orbax_checkpoint(hub: Hub, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", tunix_arrays(GEMMA3))
+    assert run_cli("push", run, REPO, "--quiet") == 0
+    repo = hub.repos[REPO]
+    assert contents(run).items() <= repo.files.items()
+    assert "layout of tunix" in repo.files["README.md"].decode()
+    repo.commit(repo.files | {"0/model_params/d/old": b"x", "docs/a": b"y"})
+    assert run_cli("push", run, REPO, "--quiet", "--yes") == 0
+    assert "0/model_params/d/old" not in repo.files
+    assert "docs/a" in repo.files
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_links(
+    hub: Hub, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], inside: bool
+) -> None:
+    secret = (model if inside else tmp_path) / "id_rsa"
+    secret.write_text("a key")
+    (model / "vocab.txt").symlink_to(secret)
+    assert run_cli("push", model, REPO, "--quiet") == (0 if inside else 1)
+    if inside:
+        assert hub.repos[REPO].files["vocab.txt"] == b"a key"
+    else:
+        assert hub.repos == {}
+        assert f"{model / 'vocab.txt'} is a link out of the directory" in capsys.readouterr().err
+
+
+def test_a_link_to_a_folder_outside(
+    hub: Hub, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "a.txt").touch()
+    (model / "more").symlink_to(tmp_path / "private")
+    assert run_cli("push", model, REPO, "--quiet") == 1
+    assert "is a link out of the directory" in capsys.readouterr().err
+    assert hub.repos == {}
+
+
+def test_what_is_left_out_is_said(
+    hub: Hub, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hidden files, and weights that the index does not name."""
+    (model / ".env").write_text("KEY=1")
+    (model / ".git").mkdir()
+    (model / ".git" / "config").touch()
+    (model / "model.safetensors").write_bytes(
+        (model / "model-00001-of-00003.safetensors").read_bytes()
+    )
+    assert run_cli("push", model, REPO) == 0
+    err = capsys.readouterr().err
+    for name in (".env", ".git"):
+        assert f"note: left out {name}: it is hidden" in err
+    assert "note: ignored model.safetensors" in err
+    assert not {".env", ".git/config", "model.safetensors"} & set(hub.repos[REPO].files)

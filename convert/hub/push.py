@@ -200,7 +200,7 @@ def _send(api: HfApi, plan: Push, group: Sequence[tuple[PushFile, Any]]) -> None
 
     try:
         patiently(send)
-    except RemoteError:
+    except (RemoteError, RuntimeError):  # of the client, where a file ended too early
         for file, _ in group:
             file.check_unchanged()  # says more than the Hub, which found another digest
         raise

@@ -19,6 +19,7 @@ from gemma_convert.convert.tensor import Box, Tensor, ancestry, blocks
 from gemma_convert.convert.validation.diagnosis import moved_rows, values
 from gemma_convert.convert.validation.difference import compare
 from gemma_convert.convert.validation.exact_dora import BOUND, EXACT
+from gemma_convert.convert.validation.files_check import check_files
 from gemma_convert.convert.validation.ledger_check import (
     NOT_COMPARED,
     check_ledger,
@@ -119,8 +120,9 @@ def validate_merged(
         raise InputError(f"{' and '.join(sources)}: no LoRA factors there", "give the adapter")
     directory = ledger_directory(out)
     require_same_base(directory, job)
-    out = recognise(out)[0]
     target = job.plan.target
+    small = check_files(out, target)
+    out = recognise(out)[0]
     findings = [Finding(name, "missing") for name in target if name not in out]
     findings += [Finding(name, "not part of the merge") for name in out if name not in target]
     again = _again(job)
@@ -146,7 +148,7 @@ def validate_merged(
                 findings.append(Finding(name, problem))
         progress(tensor.nbytes)
     ledger, notes = check_ledger(directory, job.adapters)
-    findings += ledger
+    findings += [*small, *ledger]
     if job.bases is not None and job.bases[0] != FULL:
         notes += (f"merged onto {job.bases[0]}: how that was quantised is not computed again",)
     return Result(

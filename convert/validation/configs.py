@@ -69,14 +69,14 @@ def _differences(
     return {
         key: pair
         for key, pair in found.items()
-        if not _same(*pair) and key.rpartition(".")[2] not in untold
+        if not same_json(*pair) and key.rpartition(".")[2] not in untold
     }
 
 
-def _same(a: Any, b: Any) -> bool:
+def same_json(a: Any, b: Any) -> bool:
     """Equal as JSON: 1 and 1.0 are, 1 and true are not."""
     if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(_same, a, b))
+        return len(a) == len(b) and all(map(same_json, a, b))
     return isinstance(a, bool) == isinstance(b, bool) and bool(a == b)
 
 

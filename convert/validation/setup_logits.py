@@ -16,12 +16,12 @@ from gemma_convert.convert.readers.safetensors import CONFIG_NAME
 from gemma_convert.convert.validation.engines.base import Source
 from gemma_convert.convert.validation.engines.choose import Options, choose, is_address
 from gemma_convert.convert.validation.logits import MOST_POSITIONS, Tell, validate_logits
+from gemma_convert.convert.validation.prompt_file import from_file
 from gemma_convert.convert.validation.prompts import (
     Prompt,
     adds_bos,
     built_in,
     check_bos,
-    from_file,
 )
 from gemma_convert.convert.validation.result import Finding, Result
 from gemma_convert.convert.validation.verdict import NO_OVERRIDES, Overrides, limits_for

@@ -470,3 +470,20 @@ def test_a_model_that_computes_nan_fails_in_strict_json(
     assert told["prompts"][0]["first_diverging"] == "layer 7"
     assert "the first beyond it: layer 7" in told["summary"]["hidden states"]
     assert "<polyline" in report.read_text()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--max-abs", "nan", "'nan' is not a number 0 or more"),
+        ("--max-abs", "-1", "'-1' is not a number 0 or more"),
+        ("--mean-kl", "inf", "'inf' is not a number 0 or more"),
+        ("--mean-kl", "x", "'x' is not a number"),
+        ("--top1", "7", "'7' is not a number from 0 to 1"),
+    ],
+)
+def test_limits_that_are_none(
+    option: str, value: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_cli("validate", "logits", "a", "b", option, value) == 2
+    assert said in capsys.readouterr().err

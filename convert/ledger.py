@@ -19,6 +19,7 @@ from typing import Any
 from gemma_convert import __version__
 from gemma_convert.convert.job import Job
 from gemma_convert.convert.model import Model
+from gemma_convert.convert.plan import Plan
 from gemma_convert.convert.readers.provenance import LEDGER_NAME
 from gemma_convert.convert.tensor import Tensor, ancestry
 from gemma_convert.convert.values import Revalued
@@ -45,7 +46,7 @@ def make_ledger(job: Job, command: list[str], seconds: float) -> dict[str, Any]:
         "command": shlex.join(command),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions(),
-        **({"model": _model(job.model)} if job.model is not None else {}),
+        **({"model": model_entry(job.model)} if job.model is not None else {}),
         "inputs": input_entries(job),
         "counts": plan.counts,
         "notes": list(
@@ -55,14 +56,7 @@ def make_ledger(job: Job, command: list[str], seconds: float) -> dict[str, Any]:
         "bytes": plan.target.nbytes,
         "seconds": round(seconds, 3),
         "peak_memory_bytes": peak_memory(),
-        "tensors": {
-            name: {
-                "action": plan.actions[name],
-                "dtype": str(tensor.dtype),
-                "shape": list(tensor.shape),
-            }
-            for name, tensor in plan.target.items()
-        },
+        "tensors": tensor_entries(plan),
     }
     ledger |= job.details
     if job.summary:
@@ -80,6 +74,18 @@ def make_ledger(job: Job, command: list[str], seconds: float) -> dict[str, Any]:
     if merged or job.merged_before:
         ledger["merged"] = [*job.merged_before, *merged]
     return ledger
+
+
+def tensor_entries(plan: Plan) -> dict[str, dict[str, Any]]:
+    """What was done to each tensor, and what came out."""
+    return {
+        name: {
+            "action": plan.actions[name],
+            "dtype": str(tensor.dtype),
+            "shape": list(tensor.shape),
+        }
+        for name, tensor in plan.target.items()
+    }
 
 
 def _base(used: str, other: str, target: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -103,7 +109,7 @@ def _difference(difference: Difference) -> dict[str, float]:
     return {"largest": difference.largest, "mean": difference.mean}
 
 
-def _model(model: Model) -> dict[str, Any]:
+def model_entry(model: Model) -> dict[str, Any]:
     return {"family": model.family.name, "name": model.name, "layers": len(model.layers)}
 
 
@@ -136,24 +142,33 @@ def input_entries(job: Job) -> list[dict[str, Any]]:
 def _merge(job: Job) -> dict[str, Any]:
     """Pairs found, applied and changed, and what the rounding left of their deltas."""
     merged = {n: t for n, t in job.plan.target.items() if isinstance(t, Merged)}
-    applied: set[int] = set()
-    changed: set[int] = set()
-    for tensor in merged.values():
-        # by the factors, since placing a pair makes a new one
-        pairs = {id(step.pair.a) for step in ancestry(tensor) if isinstance(step, LowRank)}
-        applied |= pairs
-        if tensor.survival.changed:
-            changed |= pairs
+    pairs = {name: pairs_in(tensor) for name, tensor in merged.items()}
+    applied = set().union(*pairs.values())
+    changed = set().union(*(pairs[n] for n, tensor in merged.items() if tensor.survival.changed))
     total = sum((tensor.survival for tensor in merged.values()), Survival())
     return {
-        "adapters": [_adapter(adapter, applied, changed) for adapter in job.adapters],
+        "adapters": [adapter_entry(adapter, applied, changed) for adapter in job.adapters],
         "survival": _survival(total),
         "survival_by_tensor": {name: _survival(t.survival) for name, t in merged.items()},
     }
 
 
-def _adapter(adapter: Adapter, applied: set[int], changed: set[int]) -> dict[str, Any]:
-    """One adapter; ``applied`` and ``changed`` are the identities of factors A."""
+def pairs_in(tensor: Merged) -> set[int]:
+    """The pairs that are merged into ``tensor``, by the identities of their factors A.
+
+    Placing a pair makes a new one of the same factors.
+    """
+    return {id(step.pair.a) for step in ancestry(tensor) if isinstance(step, LowRank)}
+
+
+def adapter_entry(adapter: Adapter, applied: set[int], changed: set[int]) -> dict[str, Any]:
+    """What the ledger tells of one adapter.
+
+    Args:
+        adapter: The adapter.
+        applied: Which pairs were merged, see `pairs_in`.
+        changed: Which of them changed a weight.
+    """
     return {
         "source": adapter.source,
         "kind": adapter.kind,

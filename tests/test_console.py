@@ -1,14 +1,15 @@
-"""Sizes as people write them, and progress where there is no terminal."""
+"""Sizes as people write them, progress where there is no terminal, strict JSON."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import click
 import pytest
 
 from gemma_convert import console
-from gemma_convert.console import ByteSize, progress, size_text
+from gemma_convert.console import ByteSize, print_json, progress, size_text
 
 
 @pytest.mark.parametrize(
@@ -56,3 +57,14 @@ def test_quiet_has_no_progress(capsys: Any) -> None:
     with progress("converting", 1, quiet=True) as advance:
         advance(1)
     assert capsys.readouterr() == ("", "")
+
+
+def test_json_has_no_number_that_is_not_one(capsys: pytest.CaptureFixture[str]) -> None:
+    value = {"a": [float("nan"), 1.5, (float("-inf"), True)], "b": {"c": float("inf")}}
+    print_json(value)
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    told = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert told == {"a": ["NaN", 1.5, ["-Infinity", True]], "b": {"c": "Infinity"}}

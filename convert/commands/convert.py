@@ -22,6 +22,7 @@ from gemma_convert.convert.commands.options import (
     write_options,
 )
 from gemma_convert.convert.commands.push_options import PushOptions, push_options
+from gemma_convert.convert.commands.validate_option import gate_of, validate_option
 
 if TYPE_CHECKING:  # numpy is not needed for --help
     from gemma_convert.surgery.training_base import Choice
@@ -52,6 +53,7 @@ if TYPE_CHECKING:  # numpy is not needed for --help
 @weight_option
 @base_quantization_options
 @step_option
+@validate_option
 @push_options
 @engine_option
 @write_options
@@ -67,6 +69,7 @@ def command(
     weights: tuple[float, ...],
     step: int | None,
     base_quantization: Choice,
+    validate: tuple[str, ...],
     push: PushOptions | None,
     engine: str,
     options: WriteOptions,
@@ -102,4 +105,15 @@ def command(
         layout=LAYOUTS[layout] if layout else None,
     )
     inputs = (source, *((base,) if base else ()), *adapters)
-    execute(job, options, inputs, push=push, engine=engine)
+    check = gate_of(
+        validate,
+        job,
+        source,
+        base=base,
+        adapters=adapters,
+        alpha=alpha,
+        step=step,
+        quantization=base_quantization,
+        quiet=options.quiet,
+    )
+    execute(job, options, inputs, push=push, check=check, engine=engine)

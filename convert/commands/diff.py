@@ -50,6 +50,8 @@ def command(
     from gemma_convert.convert.readers import open_checkpoint
     from gemma_convert.convert.validation import diff as differ
 
+    if as_csv and as_json:
+        raise click.UsageError("--json and --csv both print the tensors: give one of them.")
     a, b = open_checkpoint(first), open_checkpoint(second)
     with progress("comparing", a.nbytes, quiet=quiet or as_json or as_csv) as advance:
         result = differ.diff(a, b, model=model, probes=probes, progress=advance)

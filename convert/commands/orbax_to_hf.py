@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gemma_convert.console import command_line
 from gemma_convert.convert.commands.engine_options import engine_option
 from gemma_convert.convert.commands.options import (
     WriteOptions,
@@ -21,20 +20,10 @@ from gemma_convert.convert.commands.options import (
     write_options,
 )
 from gemma_convert.convert.commands.push_options import PushOptions, push_options
+from gemma_convert.convert.commands.validate_option import gate_of, validate_option
 
 if TYPE_CHECKING:  # numpy is not needed for --help
-    from gemma_convert.convert.job import Job
     from gemma_convert.surgery.training_base import Choice
-
-
-def _checks(context: click.Context, option: click.Parameter, text: str | None) -> tuple[str, ...]:
-    from gemma_convert.convert.validation.gate import CHECKS
-
-    chosen = tuple(name.strip() for name in text.split(",")) if text else ()
-    for name in chosen:
-        if name not in CHECKS:
-            raise click.BadParameter(f"{name!r} is none of {', '.join(CHECKS)}")
-    return tuple(dict.fromkeys(chosen))
 
 
 @click.command("orbax-to-hf")
@@ -45,12 +34,7 @@ def _checks(context: click.Context, option: click.Parameter, text: str | None) -
 @weight_option
 @base_quantization_options
 @step_option
-@click.option(
-    "--validate",
-    callback=_checks,
-    help="Checks that the output must pass before it takes its name: roundtrip, merged, logits, "
-    "with commas between them. One that fails is left as OUT.rejected, with a report.",
-)
+@validate_option
 @push_options
 @engine_option
 @write_options
@@ -93,30 +77,16 @@ def command(
         base_quantization=base_quantization,
         dtype=from_config(options.dtype) if options.dtype else None,
     )
-    check = None
-    if validate:
-        from gemma_convert.convert.validation.gate import Gate
-
-        _require_checkable(validate, job, adapters, base_quantization)
-
-        def tell(text: str) -> None:
-            if not options.quiet:
-                click.echo(text, err=True)
-
-        check = Gate(validate, job, checkpoint, base, alpha, step, command_line(), tell)
+    check = gate_of(
+        validate,
+        job,
+        checkpoint,
+        base=base,
+        adapters=adapters,
+        alpha=alpha,
+        step=step,
+        quantization=base_quantization,
+        quiet=options.quiet,
+    )
     inputs = (checkpoint, base, *adapters)
     execute(job, options, inputs=inputs, push=push, check=check, engine=engine)
-
-
-def _require_checkable(
-    validate: tuple[str, ...], job: Job, adapters: tuple[Path, ...], quantization: Choice
-) -> None:
-    """Refuse checks that would compare the output with something else than what it is made of."""
-    if "merged" in validate and not job.adapters:
-        raise click.UsageError("--validate merged: the checkpoint holds no LoRA factors")
-    if "logits" in validate and (adapters or quantization is not None):
-        option = "--adapter" if adapters else "--base-quantization"
-        raise click.UsageError(
-            f"--validate logits runs the checkpoint as it is, without {option}: leave one of them "
-            "out, and compare the output by `gemma-convert validate logits`"
-        )

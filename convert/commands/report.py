@@ -10,6 +10,7 @@ import click
 
 from gemma_convert.console import print_json, size_text
 from gemma_convert.convert.job import Job
+from gemma_convert.convert.ledger import tensor_entries
 from gemma_convert.convert.printable import counted, one_line
 
 
@@ -32,14 +33,7 @@ def plan_json(job: Job) -> dict[str, Any]:
         "dropped": dict(plan.dropped),
         "bytes": plan.target.nbytes,
         "pairs": sum(len(adapter.pairs) for adapter in job.adapters),
-        "tensors": {
-            name: {
-                "action": plan.actions[name],
-                "dtype": str(tensor.dtype),
-                "shape": list(tensor.shape),
-            }
-            for name, tensor in plan.target.items()
-        },
+        "tensors": tensor_entries(plan),
     }
 
 

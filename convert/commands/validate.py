@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gemma_convert.console import output_options, progress
+from gemma_convert.convert.commands.limit import Limit
 from gemma_convert.convert.commands.options import (
     adapter_sources,
     alpha_option,
@@ -71,7 +72,7 @@ def roundtrip(
     from gemma_convert.convert.readers import open_base, open_checkpoint
     from gemma_convert.convert.validation.roundtrip import validate_roundtrip
 
-    chosen = [name.strip() for name in via.split(",")] if via else None
+    chosen = [name.strip() for name in via.split(",")] if via is not None else None
     for name in chosen or ():
         if name not in LAYOUTS:
             raise click.UsageError(f"--via {name}: the layouts are {', '.join(LAYOUTS)}")
@@ -175,9 +176,9 @@ def merged(
 @click.option("--layers", is_flag=True, help="Find the first layer from which on they differ.")
 @click.option("--dtype-a", type=click.Choice(["float32", "bfloat16"]), help="A computes in this.")
 @click.option("--dtype-b", type=click.Choice(["float32", "bfloat16"]), help="B computes in this.")
-@click.option("--max-abs", type=float, help="Limit of the largest difference of logits.")
-@click.option("--mean-kl", type=float, help="Limit of a prompt's mean KL(A||B), in nats.")
-@click.option("--top1", type=float, help="Least share of equal favourites, such as 0.98.")
+@click.option("--max-abs", type=Limit(), help="Limit of the largest difference of logits.")
+@click.option("--mean-kl", type=Limit(), help="Limit of a prompt's mean KL(A||B), in nats.")
+@click.option("--top1", type=Limit(most=1.0), help="Least share of equal favourites, such as 0.98.")
 @click.option(
     "--positions",
     type=click.IntRange(min=2),

@@ -12,6 +12,7 @@ from typing import Any
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.tensor import Tensor
 from gemma_convert.convert.validation.alignment import align
+from gemma_convert.convert.validation.configs import config_differences
 from gemma_convert.convert.validation.diagnosis import exchanged, moved_rows, values
 from gemma_convert.convert.validation.difference import Difference, compare
 from gemma_convert.convert.validation.place import place
@@ -228,18 +229,6 @@ def aggregated(entries: Sequence[Entry], key: Callable[[Entry], Any]) -> list[di
     return sorted(listed, key=lambda row: (row["group"] is None, row["group"]))
 
 
-def config_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Keys of config.json, dotted, whose values differ; nothing where one has no config."""
-    if not a or not b:
-        return {}
-    one, other = _flat(a), _flat(b)
-    return {
-        key: [one.get(key), other.get(key)]
-        for key in sorted({*one, *other})
-        if one.get(key) != other.get(key) and key.rpartition(".")[2] not in _UNTOLD
-    }
-
-
 def _told(config: Mapping[str, Sequence[Any]]) -> list[str]:
     """A sentence for each key that both have: what one lacks may have a default there."""
     return [
@@ -247,20 +236,6 @@ def _told(config: Mapping[str, Sequence[Any]]) -> list[str]:
         for key, (one, other) in config.items()
         if one is not None and other is not None
     ]
-
-
-# Keys that say who wrote the file, not what the model is.
-_UNTOLD = ("transformers_version", "_name_or_path", "dtype", "torch_dtype", "use_cache")
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{key}.")
-        else:
-            found[prefix + key] = value
-    return found
 
 
 def _summary(entries: Sequence[Entry], spelling: str) -> tuple[tuple[str, str], ...]:

@@ -8,15 +8,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gemma_convert.convert.errors import OutputError
+from gemma_convert.convert import hf_config
+from gemma_convert.convert.errors import InputError, OutputError
 from gemma_convert.convert.job import Job
-from gemma_convert.convert.readers import open_checkpoint
-from gemma_convert.convert.validation.engines.choose import Options
+from gemma_convert.convert.layouts import HF
+from gemma_convert.convert.readers import open_base, open_checkpoint
+from gemma_convert.convert.validation.engines.base import Source
+from gemma_convert.convert.validation.engines.choose import Options, tokenizer_directory
+from gemma_convert.convert.validation.engines.hugging_face import require_model
+from gemma_convert.convert.validation.engines.tunix import Tunix
 from gemma_convert.convert.validation.merged import validate_merged
 from gemma_convert.convert.validation.report import write_report
 from gemma_convert.convert.validation.result import VALIDATION_NAME, Finding, Result
 from gemma_convert.convert.validation.roundtrip import validate_roundtrip
-from gemma_convert.convert.validation.setup_logits import Request, compare_logits
+from gemma_convert.convert.validation.setup_logits import Request, compare_logits, require_tokenizer
+from gemma_convert.convert.writers.hf import main_dtype
 
 CHECKS = ("roundtrip", "merged", "logits")
 REPORT_NAME = "report.html"
@@ -31,20 +37,18 @@ class Gate:
     Attributes:
         checks: Names out of `CHECKS`.
         job: What made the output.
+        reference: Says what the output must predict, for ``logits``.
         source: The checkpoint that was converted, as the user named it.
-        base: Its base, as the user named it.
-        alpha: LoRA alpha as given.
-        step: As given.
+        base: Where an output without a config.json has it from.
         command: The command line, for the report.
         tell: Called with a line for each check.
     """
 
     checks: tuple[str, ...]
     job: Job
+    reference: Source | None
     source: Path
-    base: Path
-    alpha: float | None
-    step: int | None
+    base: Path | None
     command: Sequence[str] = ()
     tell: Tell = lambda text: None
 
@@ -54,7 +58,7 @@ class Gate:
         The verdicts are kept in the output, where `VALIDATION_NAME` says.
 
         Args:
-            directory: A Hugging Face directory, whole.
+            directory: The output, whole.
             out: The name it is to take.
 
         Raises:
@@ -88,16 +92,44 @@ class Gate:
             what = f"could not be run: {type(error).__name__}: {error}"
             return Result(check, f"{check} of {directory}", (Finding(check, what),), ())
 
+    def require_runnable(self) -> None:
+        """Refuse, before any work is done, checks that could not be run at its end.
+
+        Raises:
+            GemmaConvertError: If packages or the tokenizer are missing, or an engine has no such
+                model.
+        """
+        if "logits" not in self.checks:
+            return
+        assert self.reference is not None
+        self.reference.require_runnable()
+        target = self.job.plan.target
+        if self.job.layout is HF:
+            require_model(hf_config.updated(target.config, main_dtype(target.tensors)))
+        elif self.base is None:
+            raise InputError(
+                f"--validate logits: an output in the layout {self.job.layout.name} has no "
+                "config.json",
+                "give the base's directory with --base",
+            )
+        else:
+            Tunix(self.reference.about, target, open_base(self.base), None).require_runnable()
+        tokenizer = self.reference.about.tokenizer or tokenizer_directory(target)
+        require_tokenizer(tokenizer, target.config)
+
     def _roundtrip(self, directory: Path) -> Result:
-        return validate_roundtrip(open_checkpoint(directory))
+        base = open_base(self.base) if self.base is not None else None
+        name = self.job.model.name if self.job.model is not None else None
+        written = open_checkpoint(directory)
+        return validate_roundtrip(written, base=None if written.config else base, model=name)
 
     def _merged(self, directory: Path) -> Result:
         return validate_merged(open_checkpoint(directory), self.job)
 
     def _logits(self, directory: Path) -> Result:
-        options = Options(base=self.base, alpha=self.alpha, step=self.step)
-        request = Request(str(self.source), str(directory), options, Options())
-        return compare_logits(request, self.tell)
+        options = Options(base=self.base)
+        request = Request(str(self.source), str(directory), options, options)
+        return compare_logits(request, self.tell, a=self.reference)
 
 
 def _renamed(result: Result, old: str, new: str) -> Result:

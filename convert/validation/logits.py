@@ -16,7 +16,14 @@ from gemma_convert.convert.validation.engines.base import About, Engine, Logits,
 from gemma_convert.convert.validation.metrics import Comparison, compare, kept_positions
 from gemma_convert.convert.validation.prompts import Prompt, check_bos, limited
 from gemma_convert.convert.validation.result import Finding, Result
-from gemma_convert.convert.validation.verdict import Limits, judge, worst
+from gemma_convert.convert.validation.verdict import (
+    Limits,
+    first_diverging,
+    is_diverging,
+    judge,
+    layers_text,
+    worst,
+)
 
 MOST_POSITIONS = 512
 """Positions compared of a long prompt."""
@@ -148,6 +155,7 @@ def _result(
     for comparison in comparisons:
         findings += judge(comparison, limits)
     total = worst(comparisons)
+    layers = layers_text(comparisons, limits)
     tokens = sum(len(comparison.positions) for comparison in comparisons)
     allowed = f"KL {limits.mean_kl:g}, top-1 {limits.top1:.0%}"
     if limits.max_abs is not None:
@@ -163,6 +171,7 @@ def _result(
             ("largest difference", f"{total['max_abs']:.4g}"),
             ("mean KL(A||B)", f"{total['mean_kl']:.3g} in the worst prompt"),
             ("top-1 agreement", f"{total['top1']:.1%} in the worst prompt"),
+            *((("hidden states", layers),) if layers else ()),
             ("limits", f"{allowed} ({limits.dtype})"),
         ),
         data={
@@ -170,10 +179,15 @@ def _result(
             "b": _about_json(b),
             "limits": limits.json(),
             "worst": total,
-            "prompts": [comparison.json() for comparison in comparisons],
+            "prompts": [_prompt_json(comparison, limits) for comparison in comparisons],
         },
         notes=tuple(notes),
     )
+
+
+def _prompt_json(found: Comparison, limits: Limits) -> dict[str, Any]:
+    where = first_diverging(found, limits) if is_diverging(found, limits) else None
+    return {**found.json(), "first_diverging": where}
 
 
 def _engine_text(about: About) -> str:

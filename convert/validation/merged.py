@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -19,13 +18,14 @@ from gemma_convert.convert.tensor import Box, Tensor, ancestry, blocks
 from gemma_convert.convert.validation.diagnosis import moved_rows, values
 from gemma_convert.convert.validation.difference import compare
 from gemma_convert.convert.validation.exact_dora import BOUND, EXACT
+from gemma_convert.convert.validation.files_check import check_files
 from gemma_convert.convert.validation.ledger_check import (
     NOT_COMPARED,
     check_ledger,
     ledger_directory,
     require_same_base,
 )
-from gemma_convert.convert.validation.recomputed import Delta, recompute
+from gemma_convert.convert.validation.recomputed import Delta, Recomputed, recompute
 from gemma_convert.convert.validation.result import Finding, Result
 from gemma_convert.convert.values import Revalued
 from gemma_convert.surgery.adapters.open import Source
@@ -119,14 +119,15 @@ def validate_merged(
         raise InputError(f"{' and '.join(sources)}: no LoRA factors there", "give the adapter")
     directory = ledger_directory(out)
     require_same_base(directory, job)
-    out = recognise(out)[0]
     target = job.plan.target
+    small = check_files(out, target)
+    out = recognise(out)[0]
     findings = [Finding(name, "missing") for name in target if name not in out]
     findings += [Finding(name, "not part of the merge") for name in out if name not in target]
     again = _again(job)
     replaced = {id(tensor) for adapter in job.adapters for tensor in adapter.saved.values()}
     random = np.random.default_rng(seed)
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Recomputed] = {}
     unchanged = 0
     for name, expected in target.items():
         if name not in out:
@@ -137,7 +138,7 @@ def validate_merged(
         elif isinstance(expected, Merged):
             boxes = _boxes(tensor, every, random)
             checked = recompute(tensor, expected.weight, again[name], boxes)
-            found[name] = checked.json()
+            found[name] = checked
             if checked.wrong:
                 findings.append(Finding(name, checked.describe(str(tensor.dtype))))
         else:
@@ -145,8 +146,8 @@ def validate_merged(
             if (problem := _difference(tensor, expected, replaced)) is not None:
                 findings.append(Finding(name, problem))
         progress(tensor.nbytes)
-    ledger, notes = check_ledger(directory, job.adapters)
-    findings += ledger
+    ledger, notes = check_ledger(directory, job, found)
+    findings += [*small, *ledger]
     if job.bases is not None and job.bases[0] != FULL:
         notes += (f"merged onto {job.bases[0]}: how that was quantised is not computed again",)
     return Result(
@@ -169,7 +170,7 @@ def validate_merged(
                 "merged": dict(out.fingerprint),
                 **{source.source: dict(source.fingerprint) for source in job.plan.sources},
             },
-            "tensors": found,
+            "tensors": {name: checked.json() for name, checked in found.items()},
         },
         notes=notes,
     )
@@ -232,11 +233,11 @@ def _boxes(tensor: Tensor, every: bool, random: np.random.Generator) -> Iterator
 
 
 def _summary(
-    found: Mapping[str, Mapping[str, Any]], unchanged: int, every: bool, notes: tuple[str, ...]
+    found: Mapping[str, Recomputed], unchanged: int, every: bool, notes: tuple[str, ...]
 ) -> tuple[tuple[str, str], ...]:
-    checked = sum(row["checked"] for row in found.values())
-    wrong = sum(row["wrong"] for row in found.values())
-    undecided = sum(row["undecided"] for row in found.values())
+    checked = sum(row.checked for row in found.values())
+    wrong = sum(row.wrong for row in found.values())
+    undecided = sum(row.undecided for row in found.values())
     how = "all blocks" if every else f"a sample of {SAMPLE_BLOCKS} blocks each"
     no_ledger = any(note.endswith(NOT_COMPARED) for note in notes)
     return (
@@ -244,5 +245,5 @@ def _summary(
         ("wrong", f"{wrong} weights"),
         ("undecided", f"{undecided} where the order of float32 sums decides between neighbours"),
         ("others", f"{unchanged} tensors compared with the base's bytes"),
-        ("ledger", "none" if no_ledger else "files, sizes, sha256 and factors compared"),
+        ("ledger", "none" if no_ledger else "files, sizes, sha256, tensors and factors compared"),
     )

@@ -34,6 +34,8 @@ class Comparison:
         margin: By how much A prefers its favourite to its second.
         nll_a: Negative log likelihood of the prompt's next token by A; NaN where unknown.
         nll_b: By B.
+        finite_a: Whether all scores of A are numbers; where not, no number above means anything.
+        finite_b: Of B.
         layers: Relative error of the hidden states entering the first layer and leaving each; None
             where a side has none.
     """
@@ -49,6 +51,8 @@ class Comparison:
     margin: Array
     nll_a: Array
     nll_b: Array
+    finite_a: Array
+    finite_b: Array
     layers: Array | None = None
 
     @property
@@ -84,6 +88,7 @@ class Comparison:
                 "kl": [float(x) for x in self.kl],
                 "top1": [bool(x) for x in self.same_top1],
                 "rank": [int(x) for x in self.rank],
+                "finite": [bool(x) for x in self.finite_a & self.finite_b],
             },
         }
 
@@ -98,7 +103,8 @@ def compare(
     prompt: str, ids: list[int], keep: list[int], a: Logits | TopK, b: Logits | TopK
 ) -> Comparison:
     """Compare what two engines gave for the positions ``keep`` of ``ids``."""
-    rows = _full(ids, keep, a, b) if _both_full(a, b) else _partial(ids, keep, a, b)
+    with np.errstate(invalid="ignore"):  # what is not finite is told, see `Comparison.finite_a`
+        rows = _full(ids, keep, a, b) if _both_full(a, b) else _partial(ids, keep, a, b)
     table = {key: np.array([row[key] for row in rows]) for key in rows[0]}
     return Comparison(prompt, len(ids), np.array(keep), **table, layers=_layers(a, b))
 
@@ -142,12 +148,14 @@ def _full(ids: list[int], keep: list[int], a: Any, b: Any) -> list[dict[str, Any
                 {
                     "max_abs": difference[i].max(),
                     "mean_abs": difference[i].mean(),
-                    "kl": max(0.0, kl[i]),
+                    "kl": np.maximum(0.0, kl[i]),  # which keeps NaN, as max does not
                     "same_top1": bool(best[i] == q[i].argmax()),
                     "rank": 1 + int(np.count_nonzero(q[i] > q[i, best[i]])),
                     "margin": others[i, 1] - others[i, 0],
                     "nll_a": np.nan if token is None or token >= size else -p[i, token],
                     "nll_b": np.nan if token is None or token >= size else -q[i, token],
+                    "finite_a": bool(np.isfinite(x[i]).all()),
+                    "finite_b": bool(np.isfinite(y[i]).all()),
                 }
             )
     return rows
@@ -176,6 +184,8 @@ def _partial(
                 "margin": margin,
                 "nll_a": one.nll,
                 "nll_b": other.nll,
+                "finite_a": one.finite,
+                "finite_b": other.finite,
             }
         )
     return rows
@@ -183,9 +193,9 @@ def _partial(
 
 def _lumped(p: Array, q: Array) -> float:
     """KL over the tokens given and one more that stands for all others."""
-    rest_p, rest_q = (max(1e-12, 1 - float(np.exp(x).sum())) for x in (p, q))
-    kl = float(np.sum(np.exp(p) * (p - q))) + rest_p * float(np.log(rest_p / rest_q))
-    return max(0.0, kl)
+    rest_p, rest_q = (np.maximum(1e-12, 1 - np.exp(x).sum()) for x in (p, q))
+    kl = np.sum(np.exp(p) * (p - q)) + rest_p * np.log(rest_p / rest_q)
+    return float(np.maximum(0.0, kl))
 
 
 class _Row:
@@ -197,7 +207,9 @@ class _Row:
             pairs = zip(scores.ids[i], scores.logprobs[i], strict=True)
             self.told = {int(t): float(value) for t, value in pairs if t >= 0}
             self.nll = -float(scores.next_logprobs[i])
+            self.finite = bool(np.isfinite(list(self.told.values())).all())
         else:
+            self.finite = bool(np.isfinite(scores.values[i]).all())
             self.all = log_softmax(np.asarray(scores.values[i]))
             self.nll = np.nan if token is None else -float(self.all[token])
 

@@ -1,11 +1,9 @@
-"""What the models are asked: built-in prompts or a file's, tokenised once, with exactly one BOS."""
+"""What the models are asked: prompts, tokenised once, with exactly one BOS."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gemma_convert.convert.errors import InputError
@@ -60,33 +58,12 @@ def built_in(tokenizer: Any, bos: int, window: int | None) -> list[Prompt]:
     """
     prompts = [Prompt(name, encode(tokenizer, text, bos)) for name, text in TEXTS.items()]
     if getattr(tokenizer, "chat_template", None):
-        prompts.append(Prompt("chat", _chat(tokenizer, CHAT)))
+        prompts.append(Prompt("chat", chat(tokenizer, CHAT)))
     beyond = (window or 0) + WINDOW_MARGIN
     lengths = {"window": beyond} if window and beyond < LONG else {}
     for name, length in {**lengths, "long": max(LONG, beyond)}.items():
         prompts.append(Prompt(name, encode(tokenizer, long_text(length), bos)[:length]))
     return prompts
-
-
-def from_file(path: Path, tokenizer: Any | None, bos: int) -> list[Prompt]:
-    """Prompts of a JSON or JSON-lines file.
-
-    Each is an object with a ``name`` and one of ``text``, ``messages`` (a chat, for the template)
-    or ``ids`` (sent as they are).
-
-    Raises:
-        InputError: If the file is not of that form, or text is there but no tokenizer.
-    """
-    text = path.read_text(encoding="utf-8")
-    try:
-        try:
-            listed = json.loads(text)
-        except json.JSONDecodeError:
-            listed = [json.loads(line) for line in text.splitlines() if line.strip()]
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}: neither JSON nor JSON lines: {error}") from error
-    entries = listed if isinstance(listed, list) else [listed]
-    return [_entry(path, i, entry, tokenizer, bos) for i, entry in enumerate(entries)]
 
 
 def encode(tokenizer: Any, text: str, bos: int) -> tuple[int, ...]:
@@ -120,25 +97,8 @@ def limited(
     return kept, notes
 
 
-def _entry(path: Path, i: int, entry: Any, tokenizer: Any | None, bos: int) -> Prompt:
-    if not isinstance(entry, dict):
-        raise InputError(f"{path}: entry {i} is no object", 'write {"name": ..., "text": ...}')
-    name = str(entry.get("name", i))
-    if isinstance(entry.get("ids"), list):
-        return Prompt(name, tuple(int(token) for token in entry["ids"]))
-    if tokenizer is None:
-        raise InputError(
-            f"{path}: prompt {name!r} is text, and neither side has a tokenizer",
-            "give a directory with one as --base, or prompts as ids",
-        )
-    if isinstance(entry.get("messages"), list):
-        return Prompt(name, _chat(tokenizer, entry["messages"]))
-    if isinstance(entry.get("text"), str):
-        return Prompt(name, encode(tokenizer, entry["text"], bos))
-    raise InputError(f"{path}: prompt {name!r} has neither text nor messages nor ids")
-
-
-def _chat(tokenizer: Any, messages: list[dict[str, str]]) -> tuple[int, ...]:
+def chat(tokenizer: Any, messages: list[dict[str, Any]]) -> tuple[int, ...]:
+    """Token ids of a conversation by the tokenizer's template."""
     # the template writes the BOS itself
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     return tuple(int(i) for i in tokenizer(text, add_special_tokens=False).input_ids)

@@ -52,6 +52,7 @@ class Recomputed:
     Attributes:
         checked: Weights compared.
         wrong: Weights that no order of float32 sums gives.
+        changed: Weights that differ from the base's in the stored dtype.
         undecided: Weights next to a rounding boundary, where two values are right.
         first: Index, expected and found value of the first wrong weight.
         along: Sum of (realised change times delta), for each delta.
@@ -63,7 +64,7 @@ class Recomputed:
 
     def __init__(self, deltas: Sequence[Delta]) -> None:
         self.deltas = deltas
-        self.checked = self.wrong = self.undecided = self.twice_rounded = 0
+        self.checked = self.changed = self.wrong = self.undecided = self.twice_rounded = 0
         self.first: tuple[list[int], float, float] | None = None
         self.along = np.zeros(len(deltas))
         self.gram = np.zeros((len(deltas), len(deltas)))
@@ -143,6 +144,7 @@ class Recomputed:
             least, most = low.astype(stored.dtype), high.astype(stored.dtype)
         wrong = ~((least <= stored) & (stored <= most))
         self.checked += stored.size
+        self.changed += int(np.count_nonzero(stored != weight.astype(stored.dtype)))
         self.undecided += int(np.count_nonzero(least != most))
         self.wrong += int(np.count_nonzero(wrong))
         if wrong.any() and self.first is None:

@@ -16,7 +16,13 @@ from gemma_convert.convert.readers.safetensors import CONFIG_NAME
 from gemma_convert.convert.validation.engines.base import Source
 from gemma_convert.convert.validation.engines.choose import Options, choose, is_address
 from gemma_convert.convert.validation.logits import MOST_POSITIONS, Tell, validate_logits
-from gemma_convert.convert.validation.prompts import Prompt, adds_bos, built_in, from_file
+from gemma_convert.convert.validation.prompt_file import from_file
+from gemma_convert.convert.validation.prompts import (
+    Prompt,
+    adds_bos,
+    built_in,
+    check_bos,
+)
 from gemma_convert.convert.validation.result import Finding, Result
 from gemma_convert.convert.validation.verdict import NO_OVERRIDES, Overrides, limits_for
 
@@ -49,18 +55,28 @@ class Request:
     limits: Overrides = NO_OVERRIDES
 
 
-def compare_logits(request: Request, tell: Tell = lambda text: None) -> Result:
+def compare_logits(
+    request: Request, tell: Tell = lambda text: None, *, a: Source | None = None
+) -> Result:
     """Open both sides, tokenise once, run and judge.
 
     Args:
         request: What to compare.
         tell: Called with a line for each prompt that an engine runs.
+        a: Runs in the place of what ``request`` names.
 
     Raises:
         GemmaConvertError: If a side cannot run, or the prompts do not fit.
     """
-    a, b = choose(request.a, request.options_a), choose(request.b, request.options_b)
-    tokenizers = {s.about.name: _tokenizer(s) for s in (a, b) if s.about.tokenizer is not None}
+    a = a or choose(request.a, request.options_a)
+    b = choose(request.b, request.options_b)
+    for source in (a, b):  # an engine may run for long before the other is loaded
+        source.require_runnable()
+    tokenizers = {
+        source.about.name: _tokenizer(source.about.tokenizer)
+        for source in (a, b)
+        if source.about.tokenizer is not None
+    }
     config = _config(request)
     first = next(iter(tokenizers.values()), None)
     bos = _bos(config, first)
@@ -81,6 +97,31 @@ def compare_logits(request: Request, tell: Tell = lambda text: None) -> Result:
         findings=[*findings, *_other_ids(tokenizers)],
         tell=tell,
     )
+
+
+def require_tokenizer(directory: Path | None, config: Mapping[str, Any]) -> None:
+    """Refuse what has no tokenizer to write the built-in prompts with, or one that breaks them.
+
+    Args:
+        directory: Where it should lie.
+        config: config.json.
+
+    Raises:
+        InputError: If there is none, or it does not put exactly one BOS before text.
+    """
+    if directory is None:
+        raise InputError(
+            "neither checkpoint nor base has a tokenizer", "give a base directory with one"
+        )
+    tokenizer = _tokenizer(directory)
+    bos = _bos(config, tokenizer)
+    if not adds_bos(tokenizer, bos):
+        raise InputError(
+            f"{directory}: its tokenizer does not put exactly one BOS ({bos}) before text",
+            "mend the base's tokenizer",
+        )
+    window = text_config(config).get("sliding_window")
+    check_bos(built_in(tokenizer, bos, window), bos)
 
 
 def _prompts(
@@ -106,10 +147,10 @@ def _other_ids(tokenizers: Mapping[str, Any]) -> list[Finding]:
     return [] if x == y else [Finding(other, f"its tokenizer gives other ids than that of {one}")]
 
 
-def _tokenizer(source: Source) -> Any:
+def _tokenizer(directory: Path) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(source.about.tokenizer)
+    return AutoTokenizer.from_pretrained(directory)
 
 
 def _config(request: Request) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from math import ceil, floor, log10
+from math import ceil, floor, isfinite, log10
 
 _CELL = 18
 _LABEL = 190
@@ -27,7 +27,7 @@ def heat_map(values: Mapping[tuple[str, int], float | None], title: str) -> str:
     """
     modules = list(dict.fromkeys(module for module, _ in values))
     layers = sorted({layer for _, layer in values})
-    known = [v for v in values.values() if v]
+    known = [v for v in values.values() if v and isfinite(v)]
     low, high = (min(known), max(known)) if known else (1.0, 1.0)
     width = _LABEL + max(_CELL * len(layers) + 10, _CAPTION)
     height = _CELL * (len(modules) + 2)
@@ -127,6 +127,8 @@ def _shade(value: float | None, low: float, high: float) -> str:
         return "#a1a1aa"
     if value == 0:
         return "#ffffff"
+    if not isfinite(value):
+        return "#be123c"
     share = 1.0 if low == high else log10(value / low) / log10(high / low)
     light, dark = (219, 234, 254), (23, 37, 84)
     mixed = (round(a + (b - a) * share) for a, b in zip(light, dark, strict=True))

@@ -82,6 +82,30 @@ def limits_for(a: About, b: About, overrides: Overrides = NO_OVERRIDES) -> Limit
 
 def judge(found: Comparison, limits: Limits) -> list[Finding]:
     """What is beyond the limits in one prompt, and the layer from which on it is."""
+    problems = _not_finite(found) or _beyond(found, limits)
+    if not problems:
+        return []
+    where = f"prompt {found.prompt}"
+    layer = first_diverging(found, limits)
+    if layer:
+        where += f", {layer}"
+    return [Finding(where, "; ".join(problems))]
+
+
+def _not_finite(found: Comparison) -> list[str]:
+    """Which side gives scores that are no numbers, and where first: nothing else counts then."""
+    problems = []
+    for side, finite in (("A", found.finite_a), ("B", found.finite_b)):
+        if not finite.all():
+            first = int(found.positions[int(finite.argmin())])
+            count = int(np.count_nonzero(~finite))
+            problems.append(
+                f"{side} gives NaN or infinite logits at position {first}, the first of {count}"
+            )
+    return problems
+
+
+def _beyond(found: Comparison, limits: Limits) -> list[str]:
     problems = []
     largest = float(found.max_abs.max())
     if not np.isfinite(largest) or (limits.max_abs is not None and largest > limits.max_abs):
@@ -96,13 +120,7 @@ def judge(found: Comparison, limits: Limits) -> list[Finding]:
     top1 = _agreement(found, limits)
     if top1 < limits.top1:
         problems.append(f"top-1 agreement {top1:.1%}, less than {limits.top1:.0%}")
-    if not problems:
-        return []
-    where = f"prompt {found.prompt}"
-    layer = first_diverging(found, limits)
-    if layer:
-        where += f", {layer}"
-    return [Finding(where, "; ".join(problems))]
+    return problems
 
 
 def _agreement(found: Comparison, limits: Limits) -> float:
@@ -122,10 +140,32 @@ def first_diverging(found: Comparison, limits: Limits) -> str:
     return "before the first layer" if first == 0 else f"layer {first - 1}"
 
 
+def is_diverging(found: Comparison, limits: Limits) -> bool:
+    """Whether hidden states are known and somewhere beyond the limit."""
+    return found.layers is not None and not bool(np.all(found.layers <= limits.layer))
+
+
+def layers_text(comparisons: Sequence[Comparison], limits: Limits) -> str:
+    """How far the hidden states are apart, in the worst prompt; empty where they are not known.
+
+    They may be, where the logits are not: the last norm takes a factor away.
+    """
+    known = [c for c in comparisons if c.layers is not None]
+    if not known:
+        return ""
+    errors = [np.nan_to_num(np.asarray(c.layers), nan=np.inf) for c in known]
+    found = known[int(np.argmax([error.max() for error in errors]))]
+    error = np.asarray(found.layers)
+    told = f"relative error up to {error.max():.3g}, limit {limits.layer:g}"
+    if not is_diverging(found, limits):
+        return told
+    return f"{told}; the first beyond it: {first_diverging(found, limits)} (prompt {found.prompt})"
+
+
 def worst(comparisons: Sequence[Comparison]) -> dict[str, float]:
     """The worst of all prompts."""
     return {
-        "max_abs": max(float(c.max_abs.max()) for c in comparisons),
-        "mean_kl": max(float(c.kl.mean()) for c in comparisons),
+        "max_abs": float(np.max([c.max_abs.max() for c in comparisons])),
+        "mean_kl": float(np.max([c.kl.mean() for c in comparisons])),
         "top1": min(c.top1 for c in comparisons),
     }

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import Event
 from typing import Any, TypeVar
@@ -67,9 +68,23 @@ def command_line() -> list[str]:
 
 
 def print_json(value: Any) -> None:
-    """Print ``value`` for machines; on a terminal too it does nothing but show."""
-    text = json.dumps(value, indent=2, ensure_ascii=False)
+    """Print ``value`` for machines; on a terminal too it does nothing but show.
+
+    JSON has no number that is not finite: such a one becomes the string ``"NaN"``, ``"Infinity"``
+    or ``"-Infinity"``, as in the JSON of protocol buffers.
+    """
+    text = json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False)
     click.echo(_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
+    return value
 
 
 @contextmanager

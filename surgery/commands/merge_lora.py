@@ -16,6 +16,7 @@ from gemma_convert.convert.commands.options import (
     weight_option,
     write_options,
 )
+from gemma_convert.convert.commands.validate_option import gate_of, validate_option
 
 if TYPE_CHECKING:  # numpy is not needed for --help
     from gemma_convert.surgery.training_base import Choice
@@ -33,6 +34,7 @@ if TYPE_CHECKING:  # numpy is not needed for --help
     type=click.Path(path_type=Path),
     help="Hugging Face directory whose config.json describes an Orbax base.",
 )
+@validate_option
 @engine_option
 @write_options
 def command(
@@ -43,6 +45,7 @@ def command(
     model: str | None,
     config: Path | None,
     base_quantization: Choice,
+    validate: tuple[str, ...],
     engine: str,
     options: WriteOptions,
 ) -> None:
@@ -74,4 +77,15 @@ def command(
         base_quantization=base_quantization,
         dtype=from_config(options.dtype) if options.dtype else None,
     )
-    execute(job, options, (base, *adapters, *((config,) if config else ())), engine=engine)
+    check = gate_of(
+        validate,
+        job,
+        base,
+        base=config,
+        adapters=adapters,
+        alpha=alpha,
+        quantization=base_quantization,
+        quiet=options.quiet,
+    )
+    inputs = (base, *adapters, *((config,) if config else ()))
+    execute(job, options, inputs, check=check, engine=engine)

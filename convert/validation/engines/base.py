@@ -85,5 +85,12 @@ class Source(Protocol):
     def about(self) -> About:
         """What a report says of it."""
 
+    def require_runnable(self) -> None:
+        """Refuse, before any weight is read, what cannot be loaded.
+
+        Raises:
+            GemmaConvertError: If packages are missing, or no model fits its config.json.
+        """
+
     def load(self) -> Engine:
         """Load it; its memory is freed with the engine."""

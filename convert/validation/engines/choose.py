@@ -92,12 +92,16 @@ def _about(
     name: str, kind: str, weights: Checkpoint, options: Options, reference: Checkpoint
 ) -> About:
     """What to say of an engine whose tokenizer lies beside ``reference``."""
-    files = reference.files.items()
-    tokenizer = next((path.parent for file, path in files if "tokenizer" in file), None)
     return About(
         name,
         kind,
         dtype=options.dtype or "float32",
         stored=main_dtype(weights),
-        tokenizer=tokenizer,
+        tokenizer=tokenizer_directory(reference),
     )
+
+
+def tokenizer_directory(checkpoint: Checkpoint) -> Path | None:
+    """Where the tokenizer lies that travels along with ``checkpoint``."""
+    files = checkpoint.files.items()
+    return next((path.parent for name, path in files if "tokenizer" in name), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ from weakref import finalize
 
 import numpy as np
 
-from gemma_convert.convert.errors import InputError
+from gemma_convert.convert.errors import ConfigError, InputError
+from gemma_convert.convert.readers.jsonfile import read_object
+from gemma_convert.convert.readers.safetensors import CONFIG_NAME
 from gemma_convert.convert.validation.engines.base import About, Logits
+from gemma_convert.convert.validation.engines.packages import require_packages
 
 # The attention of transformers that caps the scores of Gemma 2, and the experts that work in
 # every dtype and size: other kernels sum in other orders, or leave the cap out.
@@ -34,6 +38,10 @@ class HuggingFace:
     directory: Path
     adapter: Path | None = None
     low_memory: bool = False
+
+    def require_runnable(self) -> None:
+        """See `Source.require_runnable`."""
+        require_model(read_object(self.directory / CONFIG_NAME), adapted=self.adapter is not None)
 
     def load(self) -> Loaded:
         """Load it.
@@ -108,6 +116,33 @@ class Loaded:
 
         first = layers[0].register_forward_pre_hook(enters, with_kwargs=True)
         return [first, *(layer.register_forward_hook(leaves) for layer in layers)]
+
+
+def require_model(config: Mapping[str, Any], *, adapted: bool = False) -> None:
+    """Refuse a config.json of which transformers makes no model; none of its weights are made.
+
+    Args:
+        config: As parsed.
+        adapted: Whether PEFT is needed too.
+
+    Raises:
+        InputError: If packages are missing.
+        ConfigError: With what transformers says.
+    """
+    packages = ("torch", "transformers", *(("peft",) if adapted else ()))
+    require_packages("transformers", packages, "validate")
+    import torch
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    make: Any = AutoModelForCausalLM.from_config
+    try:
+        with torch.device("meta"):
+            make(CONFIG_MAPPING[config["model_type"]].from_dict(dict(config)), **_EAGER)
+    except Exception as error:
+        raise ConfigError(
+            f"config.json: transformers makes no model of it: {type(error).__name__}: {error}",
+            "compare with another engine",
+        ) from error
 
 
 def _layers_on_disk(directory: Path) -> dict[str, Any]:

@@ -36,6 +36,9 @@ class Server:
     model: str
     api_key: str | None = None
 
+    def require_runnable(self) -> None:
+        """It answered already."""
+
     def load(self) -> Server:
         """It runs already."""
         return self

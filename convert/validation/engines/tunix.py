@@ -12,10 +12,12 @@ import numpy as np
 
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import AdapterError, LayoutError
+from gemma_convert.convert.job import Job
 from gemma_convert.convert.jobs import convert
 from gemma_convert.convert.layouts import TUNIX
 from gemma_convert.convert.parts import take_apart
 from gemma_convert.convert.validation.engines.base import About, Logits
+from gemma_convert.convert.validation.engines.packages import require_packages
 from gemma_convert.convert.validation.engines.tunix_config import tunix_class
 from gemma_convert.convert.vocabulary import vocabulary
 from gemma_convert.surgery.adapters.adapter import Adapter
@@ -41,20 +43,21 @@ class Tunix:
     base: Checkpoint
     alpha: float | None
 
+    def require_runnable(self) -> None:
+        """See `Source.require_runnable`."""
+        require_packages("Tunix's model", ("jax", "flax", "tunix", "qwix", "transformers"), "train")
+        job = self._job()
+        assert job.model is not None
+        tunix_class(self.base.config, job.model.family.name, vocabulary(job.model, TUNIX))
+
     def load(self) -> Loaded:
         """Build Tunix's model and give it the weights, in float32.
 
         Raises:
             GemmaConvertError: If config, weights and factors do not fit together.
         """
-        own, pairs = split_factors(self.source)
-        is_base = own.source == self.base.source
-        configured = Checkpoint({}, config=self.base.config, source=self.base.source)
-        job = (
-            convert(own, TUNIX, base=None if is_base else configured)
-            if own
-            else convert(self.base, TUNIX)
-        )
+        pairs = split_factors(self.source)[1]
+        job = self._job()
         assert job.model is not None
         rows = vocabulary(job.model, TUNIX)
         text = take_apart(job.plan.target, job.model, TUNIX).text
@@ -63,6 +66,15 @@ class Tunix:
             adapter = read_qwix(pairs, self.source.metadata, self.alpha, self.source.source)
             model = _with_factors(model, adapter)
         return Loaded(self.about, model)
+
+    def _job(self) -> Job:
+        """The weights in Tunix's layout; nothing is read."""
+        own = split_factors(self.source)[0]
+        if not own:
+            return convert(self.base, TUNIX)
+        is_base = own.source == self.base.source
+        configured = Checkpoint({}, config=self.base.config, source=self.base.source)
+        return convert(own, TUNIX, base=None if is_base else configured)
 
 
 def _model(config: Mapping[str, Any], family: str, rows: int, weights: Checkpoint) -> Any:

@@ -42,7 +42,13 @@ def _with_defaults(config: Mapping[str, Any]) -> Any:
     """The text config with what transformers assumes for keys that are left out."""
     from transformers import CONFIG_MAPPING
 
-    return CONFIG_MAPPING[config["model_type"]].from_dict(dict(config)).get_text_config()
+    try:
+        return CONFIG_MAPPING[config["model_type"]].from_dict(dict(config)).get_text_config()
+    except Exception as error:  # of its own and of its validators
+        raise ConfigError(
+            f"config.json: transformers refuses it: {type(error).__name__}: {error}",
+            "compare with another engine",
+        ) from error
 
 
 def _gemma(text: Any, common: dict[str, Any]) -> tuple[Any, Any]:

@@ -215,6 +215,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out.startswith("name,module,layer,status,")
 
 
+def test_json_and_csv_are_two_things(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli("diff", "a", "b", "--json", "--csv") == 2
+    assert "--json and --csv both print the tensors: give one" in capsys.readouterr().err
+
+
 def test_a_broken_value_is_told() -> None:
     name = next(n for n, a in HF_NAMES.items() if a.ndim == 2)
     broken = {**HF_NAMES, name: HF_NAMES[name].copy()}

@@ -179,10 +179,11 @@ def test_a_check_that_cannot_be_run_keeps_what_was_written(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def broken(*args: Any) -> None:
+    def broken(*args: Any, **more: Any) -> None:
         raise OSError("no tokenizer")
 
     monkeypatch.setattr(gate, "compare_logits", broken)
+    monkeypatch.setattr(gate.Gate, "require_runnable", lambda self: None)
     assert run_cli(*words, "--validate", "logits,merged") == 1
     told = capsys.readouterr().err
     assert "logits: could not be run: OSError: no tokenizer" in told
@@ -206,10 +207,9 @@ def test_bad_usage(words: list[Any], tmp_path: Path, capsys: pytest.CaptureFixtu
     assert run_cli(*plain, "--validate", "merged") == 2
     assert "--validate merged: the checkpoint holds no LoRA factors" in capsys.readouterr().err
     assert run_cli(*plain, "--validate", "roundtrip") == 0
-    other = write_run(tmp_path / "other", factor_arrays(GEMMA3, seed=3))
-    for option, *values in (["--adapter", other], ["--base-quantization", "int8"]):
-        assert run_cli(*words, option, *values, "--validate", "logits") == 2
-        assert f"runs the checkpoint as it is, without {option}" in capsys.readouterr().err
+    for nothing in ("", "roundtrip,"):
+        assert run_cli(*plain, "--validate", nothing) == 2
+        assert "'' is none of roundtrip, merged, logits" in capsys.readouterr().err
 
 
 def test_adapters_beside_the_checkpoint_are_checked_too(words: list[Any], tmp_path: Path) -> None:
@@ -218,6 +218,28 @@ def test_adapters_beside_the_checkpoint_are_checked_too(words: list[Any], tmp_pa
     assert run_cli(*words, *more) == 0
     kept = json.loads((tmp_path / "out" / "validation.json").read_text())
     assert str(other) in kept[1]["title"]
+
+
+@pytest.mark.parametrize("to", ["hf", "tunix", "maxtext"])
+def test_every_converting_command_has_the_gate(
+    to: str, words: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, base, out = words[1], words[3], tmp_path / to
+    made = ["convert", run, "--base", base, "--alpha", ALPHA, "--to", to, "--out", out]
+    assert run_cli(*made, "--validate", "roundtrip,merged") == 0
+    assert json.loads((out / "validation.json").read_text())[1]["passed"]
+    capsys.readouterr()
+    again = ["surgery", "merge-lora", base, run, "--alpha", ALPHA, "--out", tmp_path / "merged"]
+    assert run_cli(*again, "--validate", "roundtrip,merged") == 0
+    assert "merged: passed" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("doubled")
+def test_an_orbax_output_is_rejected_too(words: list[Any], tmp_path: Path) -> None:
+    made = ["convert", *words[1:4], "--alpha", ALPHA, "--to", "tunix", "--out", tmp_path / "out"]
+    assert run_cli(*made, "--validate", "merged") == 1
+    assert not (tmp_path / "out").exists()
+    assert "applied twice" in (tmp_path / "out.rejected" / "report.html").read_text()
 
 
 def test_a_dry_run_validates_nothing(words: list[Any], tmp_path: Path) -> None:

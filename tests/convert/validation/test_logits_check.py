@@ -446,3 +446,44 @@ def test_the_command(
     assert told["findings"][0]["where"] == "prompt few, layer 7"
     loose = ["--max-abs", "100", "--mean-kl", "100", "--top1", "0"]
     assert run_cli(*words, wrong, "--prompts", few, *loose) == 0
+
+
+def test_a_model_that_computes_nan_fails_in_strict_json(
+    deep: Path, few: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def break_one(weights: dict[str, Array]) -> None:
+        weights["model.layers.7.input_layernorm.weight"][3] = np.nan
+
+    wrong = spoilt(deep, tmp_path / "wrong", break_one)
+    report = tmp_path / "report.html"
+    words = ["validate", "logits", deep, wrong, "--prompts", few, "--layers", "--report", report]
+    capsys.readouterr()
+    assert run_cli(*words, "--json") == 1
+    told = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert told["findings"] == [
+        {
+            "where": "prompt few, layer 7",
+            "what": "B gives NaN or infinite logits at position 0, the first of 14",
+        }
+    ]
+    assert told["worst"]["mean_kl"] == "NaN"
+    assert told["prompts"][0]["first_diverging"] == "layer 7"
+    assert "the first beyond it: layer 7" in told["summary"]["hidden states"]
+    assert "<polyline" in report.read_text()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--max-abs", "nan", "'nan' is not a number 0 or more"),
+        ("--max-abs", "-1", "'-1' is not a number 0 or more"),
+        ("--mean-kl", "inf", "'inf' is not a number 0 or more"),
+        ("--mean-kl", "x", "'x' is not a number"),
+        ("--top1", "7", "'7' is not a number from 0 to 1"),
+    ],
+)
+def test_limits_that_are_none(
+    option: str, value: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_cli("validate", "logits", "a", "b", option, value) == 2
+    assert said in capsys.readouterr().err

@@ -335,8 +335,8 @@ def test_the_command_with_two(
     capsys.readouterr()
     assert run_cli(*two_runs[:-4]) == 1  # without the weights
     told = " ".join(capsys.readouterr().out.split())
-    assert "conversion.json: weight is 0.75, the adapter's 1" in told
-    assert "conversion.json: weight is -0.5, the adapter's 1" in told
+    assert "conversion.json: adapters[0].weight is 0.75, expected 1.0" in told
+    assert "conversion.json: adapters[1].weight is -0.5, expected 1.0" in told
     assert run_cli(*two_runs[:5], *two_runs[5:7]) == 1  # one of them
     told = " ".join(capsys.readouterr().out.split())
     assert "conversion.json: tells of 2 adapters, 1 are given" in told

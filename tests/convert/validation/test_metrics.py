@@ -18,7 +18,9 @@ from gemma_convert.convert.validation.verdict import (
     Overrides,
     first_diverging,
     judge,
+    layers_text,
     limits_for,
+    worst,
 )
 
 RANDOM = np.random.default_rng(11)
@@ -126,12 +128,51 @@ def test_where_they_part(from_layer: int, said: str) -> None:
     assert first_diverging(found, FLOAT32).startswith(said)
 
 
-def test_nan_fails() -> None:
+@pytest.mark.parametrize("strange", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("side", ["A", "B"])
+def test_what_is_not_finite_fails_and_names_the_position(side: str, strange: float) -> None:
+    broken = {"A": A.copy(), "B": B.copy()}
+    broken[side][[4, 7], 4] = strange
+    found = full(broken["A"], broken["B"])
+    (finding,) = judge(found, ROUNDED)
+    assert finding.what == f"{side} gives NaN or infinite logits at position 4, the first of 2"
+    assert not found.finite_a.all() if side == "A" else not found.finite_b.all()
+    assert found.kl[3] == full().kl[3]
+
+
+def test_nan_is_no_kl_of_zero() -> None:
     broken = B.copy()
     broken[4, 4] = np.nan
-    with np.errstate(invalid="ignore"):
-        (finding,) = judge(full(A, broken), ROUNDED)
-    assert "logits differ by nan at position 4" in finding.what
+    found = full(A, broken)
+    assert np.isnan(found.kl[4])
+    worse = full(A, B + 1)
+    for comparisons in ([found, worse], [worse, found]):
+        assert np.isnan(worst(comparisons)["mean_kl"])
+        assert np.isnan(worst(comparisons)["max_abs"])
+
+
+def test_a_server_that_says_nan_fails() -> None:
+    told = likeliest(B, 9)
+    told.logprobs[5, 2] = np.nan
+    (finding,) = judge(compare("p", IDS, KEEP, Logits(A), told), ROUNDED)
+    assert finding.what == "B gives NaN or infinite logits at position 5, the first of 1"
+
+
+def test_a_divergence_that_the_logits_hide_is_told() -> None:
+    """As the last norm hides a factor of the last layer."""
+    hidden = RANDOM.normal(size=(4, TOKENS, 6))
+    other = hidden.copy()
+    other[3] *= 2
+    found = compare("p", IDS, KEEP, Logits(A, hidden), Logits(A, other))
+    assert judge(found, FLOAT32) == []
+    told = "relative error up to 1, limit 0.0001; the first beyond it: layer 2 (prompt p)"
+    assert layers_text([full(), found], FLOAT32) == told
+    other[3, 0] = np.nan
+    broken = compare("p", IDS, KEEP, Logits(A, hidden), Logits(A, other))
+    assert layers_text([found, broken], FLOAT32).endswith("layer 2 (prompt p)")
+    same = compare("p", IDS, KEEP, Logits(A, hidden), Logits(A, hidden))
+    assert layers_text([same], FLOAT32) == "relative error up to 0, limit 0.0001"
+    assert layers_text([full()], FLOAT32) == ""
 
 
 def test_each_limit_is_told() -> None:

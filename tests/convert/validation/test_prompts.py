@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gemma_convert.convert.errors import InputError
+from gemma_convert.convert.validation.prompt_file import from_file
 from gemma_convert.convert.validation.prompt_texts import long_text
 from gemma_convert.convert.validation.prompts import (
     LONG,
@@ -16,7 +17,6 @@ from gemma_convert.convert.validation.prompts import (
     adds_bos,
     built_in,
     check_bos,
-    from_file,
     limited,
 )
 from tests.tiny_tokenizer import BOS, save_tokenizer
@@ -86,27 +86,58 @@ def test_files(tmp_path: Path) -> None:
     listed.write_text(json.dumps(entries))
     lines.write_text("\n".join(map(json.dumps, entries)) + "\n\n")
     words = tokenizer(tmp_path)
-    for path in (listed, lines):
+    for path, name in ((listed, "2"), (lines, "3")):  # the entry, or the line
         prompts = from_file(path, words, BOS)
         assert prompts[:2] == [Prompt("text", (2, 5, 6)), Prompt("ids", (2, 9, 8))]
-        assert prompts[2].name == "2"
+        assert prompts[2].name == name
         assert (prompts[2].ids[0], prompts[2].ids[-1]) == (2, 6)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{not json", "neither JSON nor JSON lines"),
-        ('["a"]', "entry 0 is no object"),
-        ('[{"name": "x"}]', "prompt 'x' has neither text nor messages nor ids"),
-        ('[{"name": "x", "text": "y"}]', "neither side has a tokenizer"),
-    ],
-)
-def test_bad_files(text: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "p.json").write_text(text)
-    given = None if "tokenizer" in message else object()
-    with pytest.raises(InputError, match=message):
-        from_file(tmp_path / "p.json", given, BOS)
+WRONG = {
+    "{not json": "line 1: neither the file nor this line is JSON",
+    '{"text": "a"}\n\n{"text": }': "line 3: neither the file nor this line is JSON",
+    '{"text": "a"}\n["a"]': r"line 2: expected an object, found \['a'\]",
+    '["a"]': "entry 0: expected an object, found 'a'",
+    "": "expected prompts, found none",
+    "[]": "expected prompts, found none",
+    "3": "p.json: expected an object, found 3",
+    "[" * 100_000: "line 1: neither the file nor this line is JSON: nested too deep",
+    '[{"name": "x"}]': r"expected one of \"text\", \"messages\" and \"ids\", found \['name'\]",
+    '[{"text": "a", "ids": [2]}]': r"entry 0: expected one of .*, found \['text', 'ids'\]",
+    '[{"name": [], "text": "a"}]': r"name: expected a string, found \[\]",
+    '[{"text": 5}]': "text: expected a string, not empty, found 5",
+    '[{"text": ""}]': "text: expected a string, not empty, found ''",
+    '[{"messages": ["x"]}]': r"messages: expected a list of {\"role\": .*, found \['x'\]",
+    '[{"messages": [{"role": "user"}]}]': "messages: expected a list of",
+    '[{"messages": []}]': r"messages: expected a list of .*, found \[\]",
+    '[{"ids": [2, "x"]}]': "ids: expected a list of token ids, 0 or more, found",
+    '[{"ids": [2, -1]}]': "ids: expected a list of token ids",
+    '[{"ids": [true]}]': "ids: expected a list of token ids",
+    '[{"ids": []}]': "ids: expected a list of token ids",
+    '[{"ids": "2"}]': "ids: expected a list of token ids",
+    '[{"name": "x", "text": "no tokenizer"}]': "neither side has a tokenizer",
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_bad_files(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(text)
+    words = None if "no tokenizer" in text else tokenizer(tmp_path)
+    with pytest.raises(InputError, match=WRONG[text]) as caught:
+        from_file(path, words, BOS)
+    assert str(caught.value).startswith(str(path))
+
+
+def test_a_template_that_refuses(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps([{"messages": [{"role": "user", "content": "boils"}]}]))
+    words = tokenizer(tmp_path)
+    words.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(InputError, match="entry 0: messages: the chat template refuses it: Templ"):
+        from_file(path, words, BOS)
+    with pytest.raises(InputError, match="cannot read"):
+        from_file(tmp_path / "nothing.json", words, BOS)
 
 
 def test_what_is_too_long_is_left_out_and_said() -> None:

@@ -105,6 +105,12 @@ def test_a_heat_map_is_darker_for_more() -> None:
     assert titles == ["q, layer 0: 0", "q, layer 1: 1e-06", "q, layer 2: 1", "k, layer 2: unknown"]
 
 
+def test_a_heat_map_has_a_colour_for_what_is_no_number() -> None:
+    drawn = heat_map({("a", 0): 1.0, ("a", 1): float("inf"), ("a", 2): float("nan")}, "x")
+    assert drawn.count("#be123c") == 2
+    assert "darkest 1" in drawn
+
+
 def test_lines_go_up_by_decades() -> None:
     svg = line_chart({"a": [(0, 1e-4), (10, 1e-2)], "b": [(5, 0.0)]}, "t", "x", "y")
     points = re.findall(r'polyline points="(.*?)"', svg)

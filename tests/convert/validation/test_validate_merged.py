@@ -244,8 +244,89 @@ def test_the_ledger_must_tell_of_this_adapter(written: dict[str, Path]) -> None:
     path.write_text(json.dumps(ledger))
     result = result_of(written)
     told = [finding.what for finding in result.findings]
-    assert told[0].startswith("factors_sha256 is 0, the adapter's ")
-    assert "1 applied" in told[1]
+    count = len(ledger["adapters"][0]["unchanged"]) + ledger["adapters"][0]["pairs_changed"]
+    assert told[0] == f"adapters[0].pairs_applied is 1, expected {count}"
+    assert told[1].startswith("adapters[0].factors_sha256 is '0', expected '")
+
+
+FALSE: list[tuple[tuple[Any, ...], Any]] = [
+    (("adapters", 0, "pairs_changed"), 3),
+    (("adapters", 0, "unchanged"), ["layers.0.attn.q_einsum.w"]),
+    (("adapters", 0, "ranks"), [3]),
+    (("adapters", 0, "weight"), True),
+    (("bytes",), 5),
+    (("counts", "merged"), 2),
+    (("counts", "dropped"), 7),
+    (("model", "layers"), 9),
+    (("survival", "weights"), 1),
+    (("survival_by_tensor", "NAME", "weights_changed"), 1),
+    (("tensors", "NAME", "action"), "copied"),
+    (("tensors", "NAME", "dtype"), "float32"),
+    (("tensors", "NAME", "shape", 0), 1),
+    (("merged", 0, "weight"), 2.0),
+    (("base",), "nf4"),
+    (("base", "used"), 3),
+]
+
+
+@pytest.mark.parametrize("written", ["gemma3"], indirect=True)
+@pytest.mark.parametrize(("keys", "value"), FALSE)
+def test_a_false_field_is_a_finding(
+    keys: tuple[Any, ...], value: Any, written: dict[str, Path]
+) -> None:
+    path = written["out"] / "conversion.json"
+    ledger = json.loads(path.read_text())
+    name = next(iter(ledger["survival_by_tensor"]))
+    *above, last = [name if key == "NAME" else key for key in keys]
+    holder = ledger
+    for key in above:
+        holder = holder.setdefault(key, {}) if isinstance(holder, dict) else holder[key]
+    holder[last] = value
+    path.write_text(json.dumps(ledger))
+    told = [finding for finding in result_of(written).findings if finding.where == path.name]
+    assert told
+    for finding in told:
+        assert finding.what.startswith(keys[0])
+        assert "\n" not in finding.what
+
+
+@pytest.mark.parametrize("written", ["gemma3"], indirect=True)
+@pytest.mark.parametrize("other", [None, True, 41, "text", [], [[]], {}, {"x": 1}, [{"x": []}]])
+def test_any_type_in_any_place_is_a_finding(other: Any, written: dict[str, Path]) -> None:
+    path = written["out"] / "conversion.json"
+    right = json.loads(path.read_text())
+    places: list[tuple[str, ...]] = [
+        *((key,) for key in ("output", "adapters", "tensors", "counts", "survival", "merged")),
+        ("output", "files"),
+        ("output", "files", "config.json"),
+        ("tensors", next(iter(right["tensors"]))),
+        ("model", "layers"),
+    ]
+    for *above, last in places:
+        ledger = json.loads(json.dumps(right))
+        holder = ledger
+        for key in above:
+            holder = holder[key]
+        holder[last] = other
+        path.write_text(json.dumps(ledger))
+        assert result_of(written).findings, (above, last)
+    path.write_text(json.dumps({**right, "adapters": [other]}))
+    assert result_of(written).findings
+
+
+def test_a_sample_believes_which_pairs_changed_nothing(
+    written: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But not of one that it saw change something, nor a count that disagrees with the names."""
+    monkeypatch.setattr(merged_check, "SAMPLE_BYTES", 60)
+    path = written["out"] / "conversion.json"
+    assert result_of(written).passed
+    ledger = json.loads(path.read_text())
+    ledger["adapters"][0]["pairs_changed"] -= 1
+    path.write_text(json.dumps(ledger))
+    assert [finding.what.split()[0] for finding in result_of(written).findings] == [
+        "adapters[0].pairs_changed"
+    ]
 
 
 def test_without_a_ledger_a_note_says_so(written: dict[str, Path]) -> None:

@@ -68,7 +68,7 @@ def make_ledger(job: Job, command: list[str], seconds: float) -> dict[str, Any]:
     if job.adapters:
         ledger |= _merge(job)
     merged = [
-        {key: adapter[key] for key in ("source", "weight", "factors_sha256")}
+        {key: adapter[key] for key in ("source", "weight", "factors_sha256", "same_as")}
         for adapter in ledger.get("adapters", ())
     ]
     if merged or job.merged_before:
@@ -181,6 +181,7 @@ def adapter_entry(adapter: Adapter, applied: set[int], changed: set[int]) -> dic
         "unchanged": [name for name, pair in adapter.pairs.items() if id(pair.a) not in changed],
         "replaced": list(adapter.saved),
         "factors_sha256": digest(adapter),
+        "same_as": list(adapter.same_as),
     }
 
 

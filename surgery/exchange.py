@@ -14,7 +14,7 @@ from gemma_convert.convert.layouts import HF, TUNIX, Spelling
 from gemma_convert.convert.model import Model, text_config
 from gemma_convert.convert.plan import make_plan, unread
 from gemma_convert.convert.tensor import Tensor, cast_floats
-from gemma_convert.surgery.adapters.adapter import Adapter
+from gemma_convert.surgery.adapters.adapter import Adapter, identities
 from gemma_convert.surgery.adapters.forms import PEFT, QWIX
 from gemma_convert.surgery.adapters.maxtext import unrolled
 from gemma_convert.surgery.adapters.open import Source, opened
@@ -69,10 +69,11 @@ def to_peft(
         raise AdapterError(f"{source.checkpoint.source}: a PEFT adapter already", "use it as it is")
     nested = text_config(config) is not config
     spelling = Spelling(HF, "model.language_model." if nested else HF.default_prefix)
-    adapter = respell(_checked(source, alpha, model), model, spelling, PEFT)
+    own = _checked(source, alpha, model)
+    adapter = respell(own, model, spelling, PEFT)
     adapter = bake(adapter) if baked else adapter
     notes = () if one_scale(adapter) else (_SEVERAL_SCALES,)
-    job = _job(peft_tensors(adapter), adapter, source, model, dtype, notes)
+    job = _job(peft_tensors(adapter), adapter, own, source, model, dtype, notes)
     return Exchange(job, adapter, peft_config(adapter, base_id, revision))
 
 
@@ -92,8 +93,9 @@ def to_qwix(source: Source, model: Model, *, dtype: DType | None = None) -> Exch
         raise AdapterError(
             f"{name}: not a PEFT adapter", "give a directory with adapter_config.json"
         )
-    adapter = respell(_checked(source, None, model), model, Spelling(TUNIX, ""), QWIX)
-    job = _job(qwix_tensors(adapter), adapter, source, model, dtype, ())
+    own = _checked(source, None, model)
+    adapter = respell(own, model, Spelling(TUNIX, ""), QWIX)
+    job = _job(qwix_tensors(adapter), adapter, own, source, model, dtype, ())
     return Exchange(job, adapter, qwix_metadata(adapter))
 
 
@@ -112,6 +114,7 @@ def _checked(source: Source, alpha: float | None, model: Model) -> Adapter:
 def _job(
     tensors: Mapping[str, Tensor],
     adapter: Adapter,
+    own: Adapter,
     source: Source,
     model: Model,
     dtype: DType | None,
@@ -123,4 +126,6 @@ def _job(
     )
     reasons = {id(tensor): reason for tensor, reason in adapter.unused}
     plan = make_plan(target, (source.checkpoint,), unread(target, reasons))
-    return Job(plan, adapter.spelling.layout, model)
+    # Two spellings of one adapter must not be merged into the same weights.
+    details = {"same_as": sorted(identities(own))}
+    return Job(plan, adapter.spelling.layout, model, details=details)

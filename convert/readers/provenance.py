@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,10 @@ LEDGER_NAME = "conversion.json"
 
 
 def with_provenance(checkpoint: Checkpoint, *directories: Path) -> Checkpoint:
-    """``checkpoint`` with the adapters that are merged into it already, under ``merged``.
+    """``checkpoint`` with what its ledger tells of adapters.
+
+    Under ``merged`` those that are merged into it already, under ``same_as`` the digests of those
+    that it is in another spelling.
 
     Args:
         checkpoint: As opened.
@@ -25,12 +28,22 @@ def with_provenance(checkpoint: Checkpoint, *directories: Path) -> Checkpoint:
     if path is None:
         return checkpoint
     try:
-        found = read_object(path).get("merged")
+        ledger = read_object(path)
     except InputError:
         return checkpoint
-    merged = [entry for entry in found if _is_entry(entry)] if isinstance(found, list) else []
-    return checkpoint.replace(metadata={**checkpoint.metadata, "merged": merged})
+    merged = [entry for entry in _listed(ledger.get("merged")) if _is_entry(entry)]
+    told = {"merged": merged, "same_as": same_as(ledger)}
+    return checkpoint.replace(metadata={**checkpoint.metadata, **told})
+
+
+def same_as(table: Mapping[str, Any]) -> tuple[str, ...]:
+    """The digests of adapters under ``same_as``, of a ledger's entry or of metadata."""
+    return tuple(digest for digest in _listed(table.get("same_as")) if isinstance(digest, str))
 
 
 def _is_entry(entry: Any) -> bool:
     return isinstance(entry, Mapping) and isinstance(entry.get("factors_sha256"), str)
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else ()

@@ -65,6 +65,7 @@ class Adapter:
         weight: What all deltas are multiplied by.
         notes: What a user should know about how it was made.
         unused: Tensors of it that are left out, each with the reason.
+        same_as: Digests of the adapters that it is in another spelling, see `identities`.
     """
 
     pairs: Mapping[str, Pair]
@@ -78,6 +79,7 @@ class Adapter:
     weight: float = 1.0
     notes: tuple[str, ...] = ()
     unused: tuple[tuple[Tensor, str], ...] = ()
+    same_as: tuple[str, ...] = ()
 
     def scale(self, name: str) -> float:
         """The factor by which A.B is multiplied for the weight ``name``, without `weight`."""
@@ -112,6 +114,11 @@ def uniform(pairs: Mapping[str, Pair], alpha: float, spelling: Spelling, source:
     """An adapter whose scale is ``alpha`` / rank for every pair."""
     scales = {name: alpha / pair.rank for name, pair in pairs.items()}
     return Adapter(pairs, scales, spelling, source)
+
+
+def identities(adapter: Adapter) -> set[str]:
+    """The digests by which an adapter is known: its own, and those from which it was respelled."""
+    return {digest(adapter), *adapter.same_as}
 
 
 def digest(adapter: Adapter) -> str:

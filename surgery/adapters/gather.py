@@ -8,8 +8,9 @@ from typing import Any
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import AdapterError
 from gemma_convert.convert.model import Model
+from gemma_convert.convert.readers.provenance import same_as
 from gemma_convert.surgery import head
-from gemma_convert.surgery.adapters.adapter import Adapter, Pair, digest
+from gemma_convert.surgery.adapters.adapter import Adapter, Pair, identities
 from gemma_convert.surgery.adapters.maxtext import unrolled
 from gemma_convert.surgery.adapters.open import Source, opened
 from gemma_convert.surgery.adapters.qwix import read_qwix, stored_alpha
@@ -68,18 +69,19 @@ def refuse_merged(
     Raises:
         AdapterError: If one of ``adapters`` has the factors of one of ``before``, or of another.
     """
-    merged = {entry["factors_sha256"] for entry in before}
+    merged = {known for entry in before for known in (entry["factors_sha256"], *same_as(entry))}
     given: dict[str, str] = {}
     for adapter in adapters if merged or len(adapters) > 1 else ():
-        factors = digest(adapter)
-        if factors in merged | given.keys():
+        known = identities(adapter)
+        if known & (merged | given.keys()):
+            other = next((given[one] for one in sorted(known) if one in given), None)
             twice = (
-                f"{given[factors]} has the same factors"
-                if factors in given
-                else (f"it is merged into {source} already, says the conversion.json there")
+                f"{other} has the same factors"
+                if other is not None
+                else f"it is merged into {source} already, says the conversion.json there"
             )
             raise AdapterError(
                 f"{adapter.source}: {twice}",
                 "leave it out, or merge it a second time with --force",
             )
-        given[factors] = adapter.source
+        given |= dict.fromkeys(known, adapter.source)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import AdapterError
 from gemma_convert.convert.layouts import HF, Spelling
+from gemma_convert.convert.readers.provenance import same_as
 from gemma_convert.convert.tensor import Tensor
 from gemma_convert.surgery.adapters.adapter import Adapter, Pair
 from gemma_convert.surgery.adapters.forms import PEFT, PEFT_UNTIL_018, Form
@@ -59,6 +60,7 @@ def read_peft(checkpoint: Checkpoint) -> Adapter:
         copies=frozenset(found.copies),
         ties_head=config.ties_head,
         unused=tuple(found.unused),
+        same_as=same_as(checkpoint.metadata),
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import AdapterError
 from gemma_convert.convert.layouts import TUNIX, Spelling
+from gemma_convert.convert.readers.provenance import same_as
 from gemma_convert.convert.tensor import Tensor
 from gemma_convert.surgery.adapters import maxtext
 from gemma_convert.surgery.adapters.adapter import Adapter, Pair
@@ -43,7 +44,9 @@ def read_qwix(
     shared = resolve_alpha(metadata, alpha, source) if rest else 0.0
     alphas = {**dict.fromkeys(rest, shared), **own}
     scales = {name: alphas[name] / pair.rank for name, pair in pairs.items()}
-    adapter = Adapter(pairs, scales, Spelling(TUNIX, ""), source, kind="Qwix LoRA")
+    adapter = Adapter(
+        pairs, scales, Spelling(TUNIX, ""), source, kind="Qwix LoRA", same_as=same_as(metadata)
+    )
     if not any(maxtext.is_maxtexts(name) for name in pairs):
         return adapter
     return maxtext.spelled(adapter)

@@ -187,6 +187,26 @@ def test_the_same_adapter_twice_is_noticed(tmp_path: Path, two: Any, capsys: Any
     assert [Path(entry["source"]).name for entry in merged] == ["math", "style", "renamed"]
 
 
+@pytest.mark.parametrize("first", range(3))
+@pytest.mark.parametrize("second", range(3))
+def test_the_same_adapter_in_another_format_is_noticed(
+    tmp_path: Path, two: Any, first: int, second: int, capsys: Any
+) -> None:
+    """PEFT's, made Tunix's, made PEFT's again: k and v, whose A differ, are stacked on the way."""
+    forms = ["math", "tunix", "again"]
+    to_tunix = ["peft-to-orbax", tmp_path / "math", "--out", tmp_path / "tunix"]
+    to_peft = ["orbax-to-peft", tmp_path / "tunix", "--out", tmp_path / "again"]
+    for words in (to_tunix, to_peft):
+        assert run_cli(*words, "--base", tmp_path / "base", "--quiet") == 0
+    assert merge(tmp_path, "base", forms[first], out="one") == 0
+    refused(
+        tmp_path, f"{forms[second]}.*: it is merged into .* already", capsys, "one", forms[second]
+    )
+    if first != second:
+        pair = (forms[first], forms[second])
+        refused(tmp_path, f"{pair[1]}.*: .*{pair[0]}.* has the same factors", capsys, "base", *pair)
+
+
 def test_an_adapter_given_twice_is_noticed(tmp_path: Path, two: Any, capsys: Any) -> None:
     copytree(tmp_path / "math", tmp_path / "copy")
     refused(

@@ -9,7 +9,9 @@ a weight ``(n h) d`` with inputs d:
 
 Experts are several matrices in one array, ``e (c m) d``. PEFT (``lora.ParamWrapper``) then has
 ``A  (e r) d`` and ``B  (c m) (r e)``; note the orders. Until its 0.18 it took the second axis of
-the array for the inputs whatever they were: ``A  (e r) (c m)`` and ``B  d (r e)``.
+the array for the inputs whatever they were: ``A  (e r) (c m)`` and ``B  d (r e)``. It still does
+of a matrix that ``target_parameters`` names: an embedding ``v d``, whose ids are inputs, then has
+``A  r d`` and ``B  v r``.
 """
 
 from __future__ import annotations
@@ -73,6 +75,10 @@ def _peft_until_018(row: Row, layout: Layout) -> tuple[str, str]:
     return f"{outer} {outputs}", f"{inputs} {inner}"
 
 
+def _peft_parameter(row: Row, layout: Layout) -> tuple[str, str]:
+    return _peft_until_018(row, layout) if row.lookup else _peft(row, layout)
+
+
 def _sides(row: Row, layout: Layout) -> tuple[str, str]:
     """The dimensions of the inputs and those of the outputs, as the weight composes them."""
     groups = row.cell(layout).pattern.groups
@@ -97,3 +103,4 @@ QWIX = Form("Qwix", _qwix, rank_axis=-1)
 QWIX_MATRICES = Form("Qwix", _qwix_matrices, rank_axis=-1)
 PEFT = Form("PEFT", _peft, rank_axis=0)
 PEFT_UNTIL_018 = Form("PEFT until 0.18", _peft_until_018, rank_axis=0)
+PEFT_PARAMETER = Form("PEFT's target_parameters", _peft_parameter, rank_axis=0)

@@ -11,9 +11,9 @@ from gemma_convert.convert.layouts import HF, Spelling
 from gemma_convert.convert.readers.provenance import same_as
 from gemma_convert.convert.tensor import Tensor
 from gemma_convert.surgery.adapters.adapter import Adapter, Pair
-from gemma_convert.surgery.adapters.forms import PEFT, PEFT_UNTIL_018, Form
+from gemma_convert.surgery.adapters.forms import PEFT, PEFT_PARAMETER, PEFT_UNTIL_018, Form
 from gemma_convert.surgery.adapters.peft_config import PeftConfig, read_peft_config
-from gemma_convert.surgery.adapters.peft_keys import Key, read_key, weight_name
+from gemma_convert.surgery.adapters.peft_keys import FACTORS, Key, read_key, weight_name
 
 _PARAMETERS = ("gate_up_proj", "down_proj")
 """Gemma 4's expert parameters, in the order of their module: PEFT wraps the first one innermost."""
@@ -78,6 +78,7 @@ def _sort(checkpoint: Checkpoint, config: PeftConfig) -> _Found:
                 "merge it with PEFT itself",
             )
         if key.factor == "saved":
+            _require_no_factor(key, text, config)
             name = _once(found.saved, weight_name(key.module), text, config.source)
             found.saved[name] = tensor
             if key.copied or _is_copied(key.module, config):
@@ -93,6 +94,17 @@ def _sort(checkpoint: Checkpoint, config: PeftConfig) -> _Found:
             "save each of them alone",
         )
     return found
+
+
+def _require_no_factor(key: Key, text: str, config: PeftConfig) -> None:
+    """Refuse what is called a factor and is none of LoRA's, rather than take it for a weight."""
+    found = next((word for word in key.module.split(".") if word.startswith("lora_")), None)
+    if found is not None:
+        raise AdapterError(
+            f"{config.source}: {text}: {found} is no factor of LoRA in PEFT, which are "
+            f"{', '.join(FACTORS)}",
+            "merge it with the library that made it, or save it with PEFT's save_pretrained",
+        )
 
 
 def _once(taken: Mapping[str, Tensor], name: str, text: str, source: str) -> str:
@@ -158,13 +170,13 @@ def _pair(config: PeftConfig, module: str, name: str, sides: Mapping[str, Tensor
             "use_dora",
             "factors and config belong to different runs",
         )
-    return Pair(a, b, _forms(config, stacked), experts, magnitude)
+    return Pair(a, b, _forms(config, module, stacked), experts, magnitude)
 
 
-def _forms(config: PeftConfig, stacked: bool) -> tuple[Form, ...]:
+def _forms(config: PeftConfig, module: str, stacked: bool) -> tuple[Form, ...]:
     """How the factors lie; for experts of an unknown version of PEFT, the shapes must tell."""
     if not stacked:
-        return (PEFT,)
+        return (PEFT_PARAMETER if config.targets_weight(module) else PEFT,)
     if config.version is None:
         return (PEFT, PEFT_UNTIL_018)
     return (PEFT,) if config.version >= _STACKED else (PEFT_UNTIL_018,)

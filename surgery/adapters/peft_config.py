@@ -95,9 +95,11 @@ class PeftConfig:
 
     def _matched(self, module: str) -> str:
         """What PEFT matches patterns against: of a target parameter its whole name."""
-        weight = f"{module}.weight"
-        targeted = any(f".{weight}".endswith(f".{target}") for target in self.parameters)
-        return weight if targeted else module
+        return f"{module}.weight" if self.targets_weight(module) else module
+
+    def targets_weight(self, module: str) -> bool:
+        """Whether the weight of ``module`` is a target parameter."""
+        return any(f".{module}.weight".endswith(f".{target}") for target in self.parameters)
 
 
 def read_peft_config(values: Mapping[str, Any], source: str) -> PeftConfig:

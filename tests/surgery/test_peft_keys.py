@@ -157,3 +157,15 @@ def test_incomplete_and_doubled_files() -> None:
         read_peft(in_memory({**values, **magnitude}))
     with pytest.raises(AdapterError, match="B has a bias"):
         read_peft(in_memory({**values, b.replace("weight", "bias"): np.ones(42, F32)}))
+
+
+@pytest.mark.parametrize("word", ["lora_E", "lora_a", "lora_embedding_C.default", "lora_ranknum"])
+def test_factors_of_other_methods_are_no_weights(word: str) -> None:
+    values = {
+        **factors(f"model.{Q}", 10, 42),
+        f"base_model.model.model.{Q}.{word}": np.ones(3, F32),
+    }
+    with pytest.raises(
+        AdapterError, match=rf"q_proj.{word}: {word.partition('.')[0]} is no factor of LoRA"
+    ):
+        read_peft(in_memory(values))

@@ -202,6 +202,14 @@ def test_patterns_of_target_parameters(pattern: str, tmp_path: Path) -> None:
     assert np.abs(merged_logits(tmp_path) - expected).max() < BOUND
 
 
+@pytest.mark.parametrize("parameter", ["embed_tokens.weight", "lm_head.weight"])
+def test_a_lookup_as_a_target_parameter(parameter: str, tmp_path: Path) -> None:
+    """PEFT then takes columns of the embedding for inputs, where its Embedding layer takes rows."""
+    config = {"target_modules": ["k_proj"], "target_parameters": [parameter], "r": 3}
+    expected = adapted("gemma3", {**config, "lora_alpha": 7}, tmp_path)
+    assert np.abs(merged_logits(tmp_path) - expected).max() < BOUND
+
+
 def test_magnitudes_of_a_tied_embedding_are_refused(tmp_path: Path) -> None:
     config = {"target_modules": ["embed_tokens"], "ensure_weight_tying": True, "use_dora": True}
     adapted("gemma3", {**config, "r": 3, "lora_alpha": 7}, tmp_path)

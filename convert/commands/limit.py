@@ -9,7 +9,7 @@ import click
 
 
 class Limit(click.ParamType[float]):
-    """A finite number of 0 or more.
+    """A number of 0 or more; infinity is no limit.
 
     Args:
         most: The largest that makes sense; None for any.
@@ -28,11 +28,7 @@ class Limit(click.ParamType[float]):
             number = float(value)
         except ValueError:
             self.fail(f"{value!r} is not a number", param, ctx)
-        if (
-            not math.isfinite(number)
-            or number < 0
-            or (self.most is not None and number > self.most)
-        ):
+        if math.isnan(number) or number < 0 or (self.most is not None and number > self.most):
             span = "0 or more" if self.most is None else f"from 0 to {self.most:g}"
             self.fail(f"{value!r} is not a number {span}", param, ctx)
         return number

@@ -477,7 +477,7 @@ def test_a_model_that_computes_nan_fails_in_strict_json(
     [
         ("--max-abs", "nan", "'nan' is not a number 0 or more"),
         ("--max-abs", "-1", "'-1' is not a number 0 or more"),
-        ("--mean-kl", "inf", "'inf' is not a number 0 or more"),
+        ("--mean-kl", "-inf", "'-inf' is not a number 0 or more"),
         ("--mean-kl", "x", "'x' is not a number"),
         ("--top1", "7", "'7' is not a number from 0 to 1"),
     ],

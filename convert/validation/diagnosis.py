@@ -11,11 +11,17 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from gemma_convert.convert import dtypes
 from gemma_convert.convert.tensor import Array, Tensor, blocks
-from gemma_convert.convert.validation.difference import Difference
+from gemma_convert.convert.validation.difference import Difference, paired_blocks
+from gemma_convert.convert.validation.rank import ulp
 
 _EXACT = 1e-12
 """Relative error of sums in float64 over values that are equal but for a factor."""
+
+
+_DOMINATED = 100
+"""By how much the square of a factor's effect exceeds what it does not explain."""
 
 
 def digest(tensor: Tensor) -> str:
@@ -42,8 +48,14 @@ def exchanged(
     return found
 
 
-def values(difference: Difference) -> str:
-    """What the sums say about the values: a constant, an offset or a factor; empty if nothing."""
+def values(a: Tensor, b: Tensor, difference: Difference) -> str:
+    """Whether ``b`` is a constant, or ``a`` with an offset or a factor; empty if not.
+
+    Args:
+        a: The first's tensor.
+        b: The second's, of the same shape.
+        difference: Of the two.
+    """
     low, high = difference.b_range
     if low == high and difference.size > 0:
         return f"every value is {low:g}"
@@ -57,7 +69,24 @@ def values(difference: Difference) -> str:
     rest = 1 - difference.ab**2 / (difference.a2 * difference.b2)
     if rest <= _EXACT and abs(factor - 1) > 1e-6:
         return f"every value is multiplied by {factor:.6g}"
+    # what is left is far smaller than what the factor does, as it is where products were rounded
+    if 0 <= _DOMINATED * rest < (factor - 1) ** 2 and _is_rounded_product(a, b, factor):
+        return f"every value is multiplied by {factor:.3g} and rounded"
     return ""
+
+
+def _is_rounded_product(a: Tensor, b: Tensor, factor: float) -> bool:
+    """Whether each value of ``b`` is that of ``a`` times ``factor``, to a unit in the last place.
+
+    The product is half a unit away if it was rounded once; the factor, fitted, may be off by less.
+    """
+    if not (dtypes.is_float(a.dtype) and dtypes.is_float(b.dtype)):
+        return False
+    for x, y in paired_blocks(a, b):
+        left = np.abs(y.astype(np.float64) - factor * x.astype(np.float64))
+        if not np.all(left <= ulp(y, b.dtype)):
+            return False
+    return True
 
 
 def moved_rows(a: Tensor, b: Tensor) -> str:

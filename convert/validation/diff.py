@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
@@ -16,13 +17,16 @@ from gemma_convert.convert.validation.configs import config_differences
 from gemma_convert.convert.validation.diagnosis import exchanged, moved_rows, values
 from gemma_convert.convert.validation.difference import Difference, compare
 from gemma_convert.convert.validation.place import place
-from gemma_convert.convert.validation.rank import PROBES, Rank, difference_rank
+from gemma_convert.convert.validation.rank import PROBES, Rank, Ranks, difference_ranks
 from gemma_convert.convert.validation.result import Finding, Result
 from gemma_convert.convert.vocabulary import FirstRows
 
 Progress = Callable[[int], None]
 
 SAME, DIFFERS, SHAPE, ONLY_A, ONLY_B = "same", "differs", "shape", "only in A", "only in B"
+
+_TEXTS = 3
+"""Kinds of ranks that are told of one tensor's matrices."""
 
 _COLUMNS = (
     "name",
@@ -54,7 +58,7 @@ class Entry:
         a: The first's tensor.
         b: The second's.
         difference: Of the values; of the rows that both have, where the shapes differ.
-        rank: Of the difference, where it is a matrix and was asked for.
+        rank: Of the difference, where it consists of matrices and was asked for.
         looks_like: What the difference looks like, in words.
     """
 
@@ -63,7 +67,7 @@ class Entry:
     a: Tensor | None
     b: Tensor | None
     difference: Difference | None = None
-    rank: Rank | None = None
+    rank: Ranks | None = None
     looks_like: str = ""
 
     def json(self) -> dict[str, Any]:
@@ -164,8 +168,8 @@ def _explained(entries: Sequence[Entry], probes: int) -> list[Entry]:
         if entry.name in first:
             a, b = first[entry.name], second[entry.name]
             entry = replace(entry, looks_like=owners.get(entry.name) or _looks_like(entry, a, b))
-            if probes and not entry.looks_like and len(a.shape) == 2:
-                rank = difference_rank(a, b, probes)
+            if probes and not entry.looks_like:
+                rank = difference_ranks(a, b, probes)
                 entry = replace(entry, rank=rank, looks_like=_rank_text(rank))
         done.append(entry)
     return done
@@ -173,12 +177,21 @@ def _explained(entries: Sequence[Entry], probes: int) -> list[Entry]:
 
 def _looks_like(entry: Entry, a: Tensor, b: Tensor) -> str:
     assert entry.difference is not None
-    return values(entry.difference) or moved_rows(a, b)
+    return values(a, b, entry.difference) or moved_rows(a, b)
 
 
-def _rank_text(rank: Rank | None) -> str:
-    if rank is None:
+def _rank_text(ranks: Ranks | None) -> str:
+    if ranks is None:
         return ""
+    if ranks.count == 1:
+        return _of_one(ranks.matrices[0])
+    texts = Counter(_of_one(rank) for rank in ranks.matrices)
+    told = "; ".join(f"{text} in {count}" for text, count in texts.most_common(_TEXTS))
+    more = f"; and {len(texts) - _TEXTS} other kinds" if len(texts) > _TEXTS else ""
+    return f"of {ranks.count} matrices along the first axis: {told}{more}"
+
+
+def _of_one(rank: Rank) -> str:
     if rank.is_low_rank and rank.rank == 0:
         return "no more than rounding"
     if rank.is_low_rank:
@@ -248,8 +261,8 @@ def _summary(entries: Sequence[Entry], spelling: str) -> tuple[tuple[str, str], 
         rows.append(("values", f"{total.unequal} of {total.size} differ ({share:.2%})"))
         rows.append(("largest", f"{total.max_abs:.4g}"))
         rows.append(("relative", f"{sqrt(total.d2 / total.a2):.3g}" if total.a2 else "-"))
-    low = [e.rank for e in entries if e.rank is not None and e.rank.is_low_rank and e.rank.rank]
-    sought = [e for e in entries if e.rank is not None]
+    sought = [rank for e in entries if e.rank is not None for rank in e.rank.matrices]
+    low = [rank for rank in sought if rank.is_low_rank and rank.rank]
     if sought:
         ranks = sorted({rank.rank for rank in low if rank.rank is not None})
         what = f"rank {', '.join(map(str, ranks))}" if ranks else "none"

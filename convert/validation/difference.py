@@ -121,7 +121,7 @@ def _of_block(x: Array, y: Array) -> Difference:
     with np.errstate(invalid="ignore"):
         equal = (x == y) | (np.isnan(x) & np.isnan(y))
     strange = ~equal & ~(np.isfinite(x) & np.isfinite(y))
-    d = np.where(equal | strange, 0.0, b - a)
+    d = np.where(equal | strange, 0.0, _exact_difference(x, y) if _whole(x, y) else b - a)
     return Difference(
         size=x.size,
         same_bytes=False,
@@ -135,6 +135,18 @@ def _of_block(x: Array, y: Array) -> Difference:
         d_range=(float(d.min()), float(d.max())),
         b_range=(float(b.min()), float(b.max())),
     )
+
+
+def _whole(x: Array, y: Array) -> bool:
+    return all(np.issubdtype(one.dtype, np.integer) for one in (x, y))
+
+
+def _exact_difference(x: Array, y: Array) -> Array:
+    """``y - x`` of integers, rounded once: float64 does not tell neighbours beyond 2^53 apart."""
+    # modulo 2^64 the smaller from the larger is right, whatever their signs
+    size = np.where(y > x, y.astype(np.uint64) - x.astype(np.uint64), 0)
+    other = np.where(y < x, x.astype(np.uint64) - y.astype(np.uint64), 0)
+    return np.asarray(size.astype(np.float64) - other.astype(np.float64))
 
 
 def _finite(values: Array) -> Array:

@@ -220,7 +220,7 @@ def _difference(tensor: Tensor, expected: Tensor, replaced: set[int]) -> str | N
         return None
     whose = "adapter" if any(id(step) in replaced for step in ancestry(expected)) else "base"
     text = f"{difference.unequal} of {difference.size} values are not the {whose}'s"
-    cause = values(difference) or moved_rows(expected, tensor)
+    cause = values(expected, tensor, difference) or moved_rows(expected, tensor)
     return text + (f": {cause}" if cause else "")
 
 

@@ -22,6 +22,7 @@ import ml_dtypes
 import numpy as np
 
 from gemma_convert.convert import dtypes
+from gemma_convert.convert.stack import Slice
 from gemma_convert.convert.tensor import Array, Tensor, blocks
 from gemma_convert.convert.validation.difference import BLOCK_BYTES
 
@@ -115,6 +116,59 @@ def difference_rank(a: Tensor, b: Tensor, probes: int = PROBES, seed: int = 0) -
         noise=noise,
         rest=float(np.sqrt(rest / total)),
     )
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of the matrices that one tensor holds, such as one for each expert.
+
+    Attributes:
+        matrices: One for each matrix whose difference has a rank; not the unchanged ones.
+        count: How many matrices there are.
+    """
+
+    matrices: tuple[Rank, ...]
+    count: int
+
+    @property
+    def is_low_rank(self) -> bool:
+        """Whether all that changed look like a LoRA."""
+        return all(rank.is_low_rank for rank in self.matrices)
+
+    @property
+    def rank(self) -> int | None:
+        """The largest; None if one has more than were sought."""
+        found = [rank.rank for rank in self.matrices]
+        known = [rank for rank in found if rank is not None]
+        return max(known) if len(known) == len(found) else None
+
+    def json(self) -> dict[str, Any]:
+        """For machines: each matrix on its own, where there are several."""
+        if self.count == 1:
+            return self.matrices[0].json()
+        return {"matrices": self.count, "changed": [rank.json() for rank in self.matrices]}
+
+
+def difference_ranks(a: Tensor, b: Tensor, probes: int = PROBES) -> Ranks | None:
+    """The ranks of ``b - a``: of a matrix, or of each along the first axis of three.
+
+    Args:
+        a: The base's tensor, (rows, columns) or (experts, rows, columns).
+        b: The tuned one's.
+        probes: Singular values to look for in each.
+
+    Returns:
+        None for tensors of other shapes and where `difference_rank` has none.
+    """
+    if len(a.shape) not in (2, 3):
+        return None
+    if len(a.shape) == 2:
+        sides = [(a, b)]
+    else:
+        sides = [(Slice(a, 0, (i,)), Slice(b, 0, (i,))) for i in range(a.shape[0])]
+    found = [difference_rank(x, y, probes) for x, y in sides]
+    known = tuple(rank for rank in found if rank is not None)
+    return Ranks(known, len(sides)) if known else None
 
 
 def ulp(values: Array, dtype: np.dtype[Any]) -> Array:

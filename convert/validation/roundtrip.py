@@ -11,7 +11,7 @@ import numpy as np
 
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.dtypes import DType
-from gemma_convert.convert.errors import LayoutError
+from gemma_convert.convert.errors import InputError, LayoutError
 from gemma_convert.convert.job import Job
 from gemma_convert.convert.jobs import convert
 from gemma_convert.convert.layouts import HF, LAYOUTS, Layout, Spelling
@@ -96,6 +96,12 @@ def validate_roundtrip(
             "they stand for",
         )
     chosen = [LAYOUTS[name] for name in via] if via else _others(own)
+    if own in chosen:
+        others = ", ".join(layout.name for layout in _others(own))
+        raise InputError(
+            f"{source.source}: in the layout {own.name} already, there is no way through it",
+            f"name others: {others}",
+        )
     trips: list[Trip] = []
     done: list[str] = []
     refused: LayoutError | None = None

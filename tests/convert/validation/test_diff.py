@@ -180,6 +180,32 @@ def test_a_merged_lora_is_recognised_with_its_rank() -> None:
     assert dict(result.summary)["LoRA"] == "14 of 14 changed matrices look like one: rank 2"
 
 
+def test_experts_are_told_by_their_matrices() -> None:
+    random = np.random.default_rng(4)
+    shape = (5, 33, 26)
+    weight = random.normal(0, 0.05, shape).astype(F32)
+    change = random.normal(0, 0.1, (5, 33, 2)) @ random.normal(0, 0.1, (5, 2, 26))
+    change[3] = 0
+    name = "model.layers.0.experts.down_proj"
+    result = diff(memory({name: weight}), memory({name: (weight + change).astype(F32)}))
+    (row,) = result.data["tensors"]
+    told = "of 5 matrices along the first axis: like a LoRA of rank 2 in 4"
+    assert (row["looks_like"], row["rank"]) == (told, 2)
+    assert dict(result.summary)["LoRA"] == "4 of 4 changed matrices look like one: rank 2"
+
+
+@pytest.mark.parametrize("factor", [1.5, 640**0.5, 0.98, -0.3])
+def test_a_factor_that_was_rounded_is_named(factor: float) -> None:
+    """As of an embedding that another layout keeps scaled: no value is exactly the product."""
+    weight = np.random.default_rng(6).normal(0, 0.05, (33, 26)).astype(BF16)
+    scaled = (weight.astype(np.float64) * factor).astype(BF16)
+    (row,) = diff(memory({"a": weight}), memory({"a": scaled})).data["tensors"]
+    assert row["looks_like"] == f"every value is multiplied by {factor:.3g} and rounded"
+    scaled[3, 5] *= BF16.type(1.1)  # one that is something else
+    (row,) = diff(memory({"a": weight}), memory({"a": scaled})).data["tensors"]
+    assert "multiplied" not in row["looks_like"]
+
+
 def test_keys_of_the_config_that_differ_are_told() -> None:
     a = {**GEMMA3, "rope_parameters": {"full_attention": {"rope_theta": 1e6}}}
     b = {**GEMMA3, "rope_parameters": {"full_attention": {"rope_theta": 1e4}}, "dtype": "float32"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -73,3 +75,13 @@ def test_against_nothing_there_is_no_relative_difference() -> None:
 def test_scalars_and_empty_tensors() -> None:
     assert compared(np.float32(2.0).reshape(()), np.float32(3.0).reshape(())).max_abs == 1.0
     assert compared(np.zeros((0, 3)), np.zeros((0, 3))).same_bytes
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+def test_integers_beyond_the_reach_of_float64(dtype: type[np.integer[Any]]) -> None:
+    a = np.array([2**53 + 1, 7, np.iinfo(dtype).max], dtype)
+    b = np.array([2**53, 7, np.iinfo(dtype).min], dtype)
+    found = compare(ArrayTensor(a), ArrayTensor(b))
+    assert (found.unequal, found.max_abs) == (2, 2.0**64)  # the nearest float64 to 2^64 - 1
+    assert compare(ArrayTensor(a[:2]), ArrayTensor(b[:2])).d_range == (-1.0, 0.0)
+    assert compare(ArrayTensor(b[:2]), ArrayTensor(a[:2])).d_range == (0.0, 1.0)

@@ -8,7 +8,7 @@ import pytest
 
 from gemma_convert.convert.tensor import Array, ArrayTensor
 from gemma_convert.convert.validation import rank as ranks
-from gemma_convert.convert.validation.rank import Rank, difference_rank, ulp
+from gemma_convert.convert.validation.rank import Rank, difference_rank, difference_ranks, ulp
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 F32 = np.dtype(np.float32)
@@ -113,3 +113,20 @@ def test_no_rank_of_integers() -> None:
 def test_more_than_half_of_all_directions_are_a_rank_but_no_lora() -> None:
     result = found(base(), low_rank(40), F32, probes=61)
     assert (result.rank, result.explained, result.is_low_rank) == (40, True, False)
+
+
+def test_each_expert_has_a_rank_of_its_own() -> None:
+    """Together, as one matrix of all rows, they would have the sum of the ranks."""
+    weight = np.stack([base() for _ in range(5)]).astype(F32)
+    change = np.stack([low_rank(rank) for rank in (3, 3, 1, 3, 3)]).astype(F32)
+    change[4] = 0
+    result = difference_ranks(ArrayTensor(weight), ArrayTensor(weight + change), 20)
+    assert result is not None
+    assert [rank.rank for rank in result.matrices] == [3, 3, 1, 3]  # the last is unchanged
+    assert (result.count, result.rank, result.is_low_rank) == (5, 3, True)
+    assert [row["rank"] for row in result.json()["changed"]] == [3, 3, 1, 3]
+    change[1] = RANDOM.normal(0.0, 0.1, SHAPE)
+    broken = difference_ranks(ArrayTensor(weight), ArrayTensor(weight + change), 20)
+    assert broken is not None
+    assert (broken.rank, broken.is_low_rank) == (None, False)
+    assert difference_ranks(ArrayTensor(weight[None]), ArrayTensor(weight[None] + 1), 20) is None

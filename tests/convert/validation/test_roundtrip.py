@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.job import Job
 from gemma_convert.convert.jobs import convert
 from gemma_convert.convert.layouts import LAYOUTS
@@ -174,3 +175,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert json.loads(capsys.readouterr().out)["passed"]
     assert run_cli("validate", "roundtrip", base, "--via", "keras") == 2
     assert "--via keras: the layouts are hf, tunix" in capsys.readouterr().err
+
+
+def test_there_is_no_way_through_its_own_layout() -> None:
+    source = memory(base_arrays(GEMMA3, "model."), config=GEMMA3, source="x")
+    with pytest.raises(InputError, match=r"^x: in the layout hf already, .*; name others: tunix,"):
+        validate_roundtrip(source, ["tunix", "hf"])

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from threading import Lock
 
+from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.readers.safetensors_header import Header, read_header
 from gemma_convert.convert.readers.safetensors_tensor import SafetensorsTensor
 from gemma_convert.convert.tensor import Array, Box, Tensor, ancestry
@@ -37,11 +38,24 @@ class Shards:
                 for name in missing:
                     self._headers[name] = (directory / name, read_header(directory / name))
 
-    def tensor(self, file: str, name: str) -> SafetensorsTensor:
-        """A tensor of a file that has come."""
-        self.bring([file])
-        path, header = self._headers[file]
-        return SafetensorsTensor(name, header.entries[name], path, header)
+    def tensor(self, head: SafetensorsTensor) -> SafetensorsTensor:
+        """The tensor of which ``head`` is known, in its file that has come.
+
+        Raises:
+            InputError: The file is another one than its header promised.
+        """
+        self.bring([head.path.name])
+        path, header = self._headers[head.path.name]
+        entry = header.entries.get(head.name)
+        planned = (head.dtype, head.shape, head.offset)
+        if entry is None or (entry.dtype, entry.shape, entry.begin) != planned:
+            raise InputError(
+                f"tensor {head.name!r}: {path} is not the file whose header came first: expected "
+                f"{head.dtype} {list(head.shape)} at byte {head.offset}, found "
+                + (f"{entry.dtype} {list(entry.shape)} at {entry.begin}" if entry else "none"),
+                "delete the file from the cache, and run again",
+            )
+        return SafetensorsTensor(head.name, entry, path, header)
 
 
 class Awaited(Tensor):
@@ -56,6 +70,7 @@ class Awaited(Tensor):
         self.name, self.shape, self.dtype = head.name, head.shape, head.dtype
         self.file = head.path.name
         self.shards = shards
+        self._head = head
 
     def __repr__(self) -> str:
         return f"Awaited({self.name!r}, {self.shape}, {self.dtype}, {self.file!r})"
@@ -65,9 +80,9 @@ class Awaited(Tensor):
 
         Raises:
             RemoteError: The file cannot be fetched.
-            InputError: See `SafetensorsTensor.read`.
+            InputError: See `Shards.tensor` and `SafetensorsTensor.read`.
         """
-        return self.shards.tensor(self.file, self.name).read(box)
+        return self.shards.tensor(self._head).read(box)
 
 
 def bring(tensors: Mapping[str, Tensor]) -> None:

@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.hub.names import HubPath, parse_hub_path
 from gemma_convert.convert.readers import open_base, open_checkpoint
 from gemma_convert.convert.readers.remote import remote_path
@@ -103,6 +105,30 @@ def test_a_shard_is_fetched_with_the_first_value_read(hub: Hub, base: Path) -> N
     hub.requests.clear()
     assert_same_bits({name: opened[name].numpy()}, {name: read_hf(base)[name]})
     assert fetched(hub) == {"model-00002-of-00003.safetensors"}
+
+
+@pytest.mark.parametrize("fault", ["dtype", "name", "transposed", "rows"])
+def test_a_cached_shard_that_is_another_file(hub: Hub, base: Path, fault: str) -> None:
+    """Each tensor is compared with the header by which the output was planned."""
+    from safetensors.numpy import load_file, save_file
+
+    opened = open_base(Path(REPO))
+    index = json.loads((base / "model.safetensors.index.json").read_text())["weight_map"]
+    file = "model-00002-of-00003.safetensors"
+    values = load_file(base / file)
+    name = next(name for name in index if index[name] == file and values[name].ndim == 2)
+    opened[name].numpy()
+    [cached] = (base.parents[1] / "hf").rglob(file)
+    changed = {
+        "dtype": {n: v.astype(np.float16) for n, v in values.items()},
+        "name": {n: v for n, v in values.items() if n != name},
+        "transposed": {**values, name: np.ascontiguousarray(values[name].T)},
+        "rows": {**values, name: np.concatenate([values[name]] * 2)},
+    }[fault]
+    cached.resolve().unlink()
+    save_file(changed, cached.resolve())
+    with pytest.raises(InputError, match=f"{name}.* is not the file whose header came first"):
+        open_base(Path(REPO))[name].numpy()
 
 
 def test_an_interrupted_run_goes_on_with_what_has_come(

@@ -5,7 +5,6 @@ It is written as ``conversion.json`` into the output and shown as a table.
 
 from __future__ import annotations
 
-import hashlib
 import platform
 import resource
 import shlex
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gemma_convert import __version__
+from gemma_convert.convert.digests import sha256_of
 from gemma_convert.convert.job import Job
 from gemma_convert.convert.model import Model
 from gemma_convert.convert.plan import Plan
@@ -217,11 +217,6 @@ def file_digests(directory: Path, known: Mapping[str, str]) -> dict[str, dict[st
         name = str(path.relative_to(directory))
         if name == LEDGER_NAME:
             continue
-        digest = known.get(name) or _digest(path)
+        digest = known.get(name) or sha256_of(path)
         found[name] = {"bytes": path.stat().st_size, "sha256": digest}
     return found
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -100,6 +100,26 @@ def test_an_interrupt_says_how_to_go_on(
     assert not place.exists()
 
 
+def test_a_finished_shard_that_changed_is_written_again(
+    inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = inputs / "out"
+    assert merge(inputs, inputs / "whole") == 0
+    with monkeypatch.context() as patch:
+        at_read(patch, 20, interrupt)
+        assert merge(inputs, out) == 130
+    changed, *others = sorted((inputs / PLACE).glob("*.safetensors"))
+    data = bytearray(changed.read_bytes())
+    data[-1] ^= 1
+    changed.write_bytes(data)
+    kept = {path.name: path.stat().st_ino for path in others}
+    assert kept
+    assert merge(inputs, out) == 0
+    assert {name: (out / name).stat().st_ino for name in kept} == kept
+    for path in (inputs / "whole").glob("*.safetensors"):
+        assert (out / path.name).read_bytes() == path.read_bytes()
+
+
 def test_an_interrupted_tree_leaves_nothing(
     inputs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gemma_convert.convert.checkpoint import Checkpoint
+from gemma_convert.convert.digests import sha256_of
 from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.readers.jsonfile import read_object
 
@@ -32,13 +33,33 @@ def with_provenance(checkpoint: Checkpoint, *directories: Path) -> Checkpoint:
     except InputError:
         return checkpoint
     merged = [entry for entry in _listed(ledger.get("merged")) if _is_entry(entry)]
-    told = {"merged": merged, "same_as": same_as(ledger)}
+    told = {"merged": merged, "same_as": same_as(ledger) if _is_of(ledger, path.parent) else ()}
     return checkpoint.replace(metadata={**checkpoint.metadata, **told})
 
 
 def same_as(table: Mapping[str, Any]) -> tuple[str, ...]:
     """The digests of adapters under ``same_as``, of a ledger's entry or of metadata."""
     return tuple(digest for digest in _listed(table.get("same_as")) if isinstance(digest, str))
+
+
+def _is_of(ledger: Mapping[str, Any], directory: Path) -> bool:
+    """Whether the files are those that the ledger tells of: it stays where others are saved."""
+    output = ledger.get("output")
+    files = output.get("files") if isinstance(output, Mapping) else None
+    return (
+        isinstance(files, Mapping)
+        and bool(same_as(ledger))
+        and all(_is_file(directory / name, entry) for name, entry in files.items())
+    )
+
+
+def _is_file(path: Path, entry: Any) -> bool:
+    return (
+        isinstance(entry, Mapping)
+        and path.is_file()
+        and path.stat().st_size == entry.get("bytes")
+        and sha256_of(path) == entry.get("sha256")
+    )
 
 
 def _is_entry(entry: Any) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from gemma_convert.convert import hf_config
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import InputError
+from gemma_convert.convert.printable import one_line
 from gemma_convert.convert.readers.jsonfile import read_object
 from gemma_convert.convert.readers.safetensors import CONFIG_NAME
 from gemma_convert.convert.validation.configs import (
@@ -73,5 +74,4 @@ def _told(differences: Differences) -> list[str]:
 
 
 def _value(value: Any) -> str:
-    text = "not there" if value is ABSENT else repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return "not there" if value is ABSENT else one_line(repr(value), _SHOWN)

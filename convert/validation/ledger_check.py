@@ -17,6 +17,7 @@ from gemma_convert.convert.ledger import (
     pairs_in,
     tensor_entries,
 )
+from gemma_convert.convert.printable import one_line
 from gemma_convert.convert.readers.jsonfile import read_object
 from gemma_convert.convert.validation.configs import same_json
 from gemma_convert.convert.validation.recomputed import Recomputed
@@ -180,8 +181,7 @@ def _disagreements(told: Any, ours: Any, at: str = "") -> Iterator[str]:
 
 
 def _text(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return one_line(repr(value), _SHOWN)
 
 
 def _files(directory: Path, ledger: Mapping[str, Any]) -> list[Finding]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gemma_convert.convert.errors import InputError
+from gemma_convert.convert.printable import one_line
 from gemma_convert.convert.readers.jsonfile import read_bytes
 from gemma_convert.convert.validation.prompts import Prompt, chat, encode
 
@@ -99,9 +100,7 @@ def _prompt(at: str, entry: Any, tokenizer: Any | None, bos: int) -> Prompt:
 
 def _expect(fits: bool, at: str, expected: str, found: Any) -> None:
     if not fits:
-        text = repr(found)
-        text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-        raise InputError(f"{at}: expected {expected}, found {text}", _FORM)
+        raise InputError(f"{at}: expected {expected}, found {one_line(repr(found), _SHOWN)}", _FORM)
 
 
 def _is_list_of(value: Any, fits: Any) -> bool:

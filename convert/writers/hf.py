@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gemma_convert.convert import dtypes, hf_config
 from gemma_convert.convert.checkpoint import Checkpoint
+from gemma_convert.convert.digests import sha256_of
 from gemma_convert.convert.tensor import Tensor, recall_all
 from gemma_convert.convert.writers.engine import Engine, in_process
 from gemma_convert.convert.writers.journal import Journal
@@ -76,9 +77,9 @@ def _write_shards(
 
 
 def _found(directory: Path, part: Shard, progress: Progress, journal: Journal) -> Written | None:
-    """A shard that an earlier run finished."""
+    """A shard that an earlier run finished, if it is still what that run wrote."""
     path, record = directory / part.name, journal.pieces.get(part.name)
-    if record is None or not path.is_file() or path.stat().st_size != record["nbytes"]:
+    if record is None or not path.is_file() or sha256_of(path) != record["sha256"]:
         return None
     recall_all(part.tensors, record["findings"])
     progress(2 * part.nbytes)

@@ -16,7 +16,6 @@ any other error leaves nothing.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gemma_convert.convert.digests import sha256_of
 from gemma_convert.convert.errors import ClusterError, OutputError
 from gemma_convert.convert.writers.journal import Journal
 from gemma_convert.convert.writers.lock import locked
@@ -168,7 +168,7 @@ def _settle(place: Place, seal: str) -> bool:
 
 def _publish(place: Place, journal: Journal, seal: str, *, force: bool) -> None:
     sync_tree(place.output)
-    journal.finish(SEALED, {"sha256": _digest(place.output / seal)})
+    journal.finish(SEALED, {"sha256": sha256_of(place.output / seal)})
     _remove(place.whole)
     place.output.rename(place.whole)
     sync(place.root)
@@ -249,8 +249,4 @@ def _remove(path: Path) -> None:
 
 
 def _is_sealed(path: Path, digest: str) -> bool:
-    return path.is_file() and _digest(path) == digest
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return path.is_file() and sha256_of(path) == digest

@@ -207,6 +207,20 @@ def test_the_same_adapter_in_another_format_is_noticed(
         refused(tmp_path, f"{pair[1]}.*: .*{pair[0]}.* has the same factors", capsys, "base", *pair)
 
 
+def test_a_ledger_of_other_factors_says_nothing(tmp_path: Path, two: Any) -> None:
+    """It stays behind where an exported adapter is trained on and saved in its place."""
+    to_tunix = ["peft-to-orbax", tmp_path / "math", "--out", tmp_path / "tunix"]
+    to_peft = ["orbax-to-peft", tmp_path / "tunix", "--out", tmp_path / "run"]
+    for words in (to_tunix, to_peft):
+        assert run_cli(*words, "--base", tmp_path / "base", "--quiet") == 0
+    copytree(tmp_path / "style", tmp_path / "run", dirs_exist_ok=True)
+    assert "same_as" in json.loads((tmp_path / "run" / "conversion.json").read_text())
+    assert merge(tmp_path, "base", "math", out="one") == 0
+    assert merge(tmp_path, "one", "run", out="two") == 0
+    merged = json.loads((tmp_path / "two" / "conversion.json").read_text())["merged"]
+    assert [entry["same_as"] for entry in merged] == [[], []]
+
+
 def test_an_adapter_given_twice_is_noticed(tmp_path: Path, two: Any, capsys: Any) -> None:
     copytree(tmp_path / "math", tmp_path / "copy")
     refused(

@@ -18,7 +18,7 @@ from gemma_convert.convert.validation import setup_logits
 from gemma_convert.convert.validation.engines import packages
 from gemma_convert.convert.validation.prompts import Prompt
 from gemma_convert.surgery.delta import LowRank
-from tests import tiny
+from tests import peft_oracle, tiny
 from tests.checkpoints import arrays, run_cli, write_run
 from tests.tiny_cases import CASES
 from tests.tiny_tokenizer import save_tokenizer
@@ -69,20 +69,13 @@ def run(base: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def peft_adapter(base: Path) -> Path:
-    import peft
     import torch
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    config = peft.LoraConfig(r=3, lora_alpha=7, target_modules=["q_proj", "down_proj"])
-    model = peft.get_peft_model(model, config)
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "lora_B" in name:
-                weight.normal_(0, 0.1)
-    model.save_pretrained(base.parent / "peft")
-    return base.parent / "peft"
+    targets = ["q_proj", "down_proj"]
+    adapted = peft_oracle.peft_model(model, r=3, lora_alpha=7, target_modules=targets)
+    return peft_oracle.save(adapted, base.parent / "peft")
 
 
 def verdict(out: Path) -> dict[str, Any]:

@@ -9,9 +9,10 @@ from typing import Any
 from gemma_convert.convert.dtypes import DType
 from gemma_convert.convert.errors import ConfigError
 from gemma_convert.convert.fit import require_fit
-from gemma_convert.convert.hf_form import form_of, require_whole, respelled
+from gemma_convert.convert.hf_form import HEAD, form_of, require_whole, respelled
 from gemma_convert.convert.inputs import Inputs
 from gemma_convert.convert.layouts import HF, Layout, Spelling
+from gemma_convert.convert.model import Model
 from gemma_convert.convert.parts import Parts
 from gemma_convert.convert.relayout import relayout
 from gemma_convert.convert.tensor import Tensor, cast_floats
@@ -161,6 +162,7 @@ def _of_hf(
             _require_fit(tower)
     if found and donor is not parts:
         rest = _unknown(donor, found)
+        _require_head(donor, rest, inputs.model)
         reasons |= {id(beside_text[name]): _REPLACED for name in rest if name in beside_text}
         beside_text |= rest
     copied = {
@@ -172,6 +174,16 @@ def _of_hf(
     form = form_of(reference, inputs.model, found.prefix if found else None, others)
     require_whole(reference.source, form, inputs.model, donor is inputs.own)
     return Surroundings(Spelling(HF, form.prefix), form.config, form.others, reasons, form.notes)
+
+
+def _require_head(donor: Parts, rest: Mapping[str, Tensor], model: Model) -> None:
+    """Refuse a Hugging Face donor that lacks a head of its own: the base's is another model's."""
+    is_hf = donor.spelling is not None and donor.spelling.layout is HF
+    if is_hf and not model.tied and not any(name.endswith(HEAD) for name in rest):
+        raise ConfigError(
+            f"{donor.text.source}: no {HEAD}, and config.json says that it is not the embedding",
+            "give the checkpoint with its head",
+        )
 
 
 def _require_fit(tower: Found) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gemma_convert.convert import dtypes
+from gemma_convert.convert.agreement import require_same_text_model
 from gemma_convert.convert.bases import Bases, choose
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import ConfigError, InputError, LayoutError
@@ -90,7 +91,9 @@ class Inputs:
         if other is None or other.spelling is None or not other.text or not dead:
             return None
         stored = as_stored(model, other.text, other.spelling)
-        return relayout(other.text, stored, other.spelling, spelling, dtype=dtype)
+        own = other.spelling
+        # a tensor a layer, and none where the base has none either
+        return relayout(other.text, stored, own, spelling, dtype=dtype, partial=True, by_layer=True)
 
     def embedding(self) -> Tensor | None:
         """The base's embedding."""
@@ -120,6 +123,8 @@ def read_inputs(
         GemmaConvertError: If they do not fit together.
     """
     dims = model_of(source if base is None else base, model)
+    if base is not None:
+        require_same_text_model(source, base, dims)
     own = take_apart(source, dims, layout)
     other = _base_parts(base, dims) if base is not None else None
     inputs = Inputs(source, base, adapters, dims, own, other)

@@ -99,7 +99,7 @@ def convert(
         config=head.untied_config(config) if untied else config,
         tensors=_in_order(target.tensors, inputs.reference),
         notes=(*notes, *bases.notes),
-        files=inputs.reference.files,
+        files={**inputs.reference.files, **inputs.source.files},
     )
     reasons = bases.unused()
     reasons |= {id(t): reason for adapter in merged for t, reason in adapter.unused}

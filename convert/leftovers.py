@@ -29,8 +29,12 @@ def plan_of(target: Checkpoint, inputs: Inputs, donor: Parts, reasons: Mapping[i
     known: dict[int, str] = {}
     if inputs.base is not None:
         known |= {id(tensor): _OWN for tensor in inputs.base.values()}
-    for _, parts in inputs.held():
-        known |= {id(tensor): _UNKNOWN for tensor in parts.towers.values()}
+    for checkpoint, parts in inputs.held():
+        towers = {id(tensor): _UNKNOWN for tensor in parts.towers.values()}
+        if checkpoint is inputs.base:
+            for tower in parts.known:
+                towers |= {id(tensor): _OWN for tensor in tower.tensors.values()}
+        known |= towers
     dropped = unread(target, known | dict(reasons))
     for checkpoint, parts in inputs.held():
         dropped |= {

@@ -56,7 +56,9 @@ class Pattern:
         return tuple(_ravel(group, ranges, sizes) for group in self.groups)
 
     def describe(self, sizes: Sizes) -> str:
-        """The pattern with its numbers, for messages: ``(k h) d = (2 7) 10``."""
+        """The pattern with its numbers, for messages: ``(k h) d = (2 7) 10``, or ``a scalar``."""
+        if not self.groups:
+            return "a scalar"
         numbers = " ".join(
             f"({' '.join(str(sizes[a]) for a in group)})"
             if len(group) > 1

@@ -108,6 +108,7 @@ def relayout(
     dtype: np.dtype[Any] | None = None,
     computed: np.dtype[Any] | None = None,
     spare: Mapping[str, Tensor] | None = None,
+    by_layer: bool = False,
 ) -> Checkpoint:
     """Convert ``checkpoint`` from one spelling to another, lazily.
 
@@ -120,8 +121,10 @@ def relayout(
         deltas: Whether the tensors are differences of weights: offsets do not apply.
         dtype: Dtype of the tensors; as in the source if None.
         computed: Dtype of those whose values the two layouts store differently; ``dtype`` if None.
-        spare: The base's tensors in ``target``: parameters that nothing reads are taken from it
-            where the source lacks them, and left out where both layout and base can do without.
+        spare: The base's tensors in ``target``, ``by_layer``: parameters that nothing reads are
+            taken from it where the source lacks them, and left out where both layout and base can
+            do without.
+        by_layer: Whether to leave a tensor a layer where the layout would stack them.
 
     Raises:
         LayoutError: If a tensor is missing, left over, or has another shape than ``model`` says.
@@ -165,7 +168,7 @@ def relayout(
         notes=checkpoint.notes + _filled_note(filled, refilled),
         dropped={**checkpoint.dropped, **dropped},
     )
-    return stacked(made_of, model, target, partial=partial)
+    return made_of if by_layer else stacked(made_of, model, target, partial=partial)
 
 
 _UNREAD = "the model never reads it, and this layout's models, or the base, do not have it"

@@ -22,7 +22,7 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 _OLD_KEY = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
 _OWN_LOCAL = {"rope_local_base_freq", "rope_parameters"}  # a family with one of these by default
 _USUAL_THETA = 10000.0  # what transformers assumes of a model_type that has no default of its own
-_KEYS = ("rope_parameters", "rope_scaling", *_OLD_KEY.values())
+ROPE_KEYS = ("rope_parameters", "rope_scaling", *_OLD_KEY.values())
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def read_rope(text: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str,
     Raises:
         ConfigError: If a number is none, or ``rope_parameters`` has the shape of another family.
     """
-    given = {key: text[key] for key in _KEYS if text.get(key) is not None}
+    given = {key: text[key] for key in ROPE_KEYS if text.get(key) is not None}
     values = {**defaults, **given}
     parameters = _mapping(values, "rope_parameters")
     scaling = _mapping(values, "rope_scaling")

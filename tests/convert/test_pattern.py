@@ -96,6 +96,7 @@ def test_whole_heads_are_exact_and_parts_of_two_heads_are_covered() -> None:
 def test_describe_gives_symbols_and_numbers() -> None:
     assert parse("(k h) d").describe({"k": 3, "h": 7, "d": 10}) == "(k h) d = (3 7) 10"
     assert parse("1 d").describe({"d": 10}) == "1 d = 1 10"
+    assert parse("").describe({}) == "a scalar"
 
 
 def test_a_pattern_is_parsed_once() -> None:

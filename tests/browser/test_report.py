@@ -1,7 +1,8 @@
 """Reports in a real browser: drawn, no errors on the console, nothing cut off on a phone.
 
 Run with ``pytest -m browser`` where Chromium is installed (Debian's package ``chromium``); the
-screenshots are kept in the directory that ``--basetemp`` names.
+screenshots are kept in the directory that ``--basetemp`` names. Elsewhere they are skipped, and
+``-rs`` says so: no package of pip brings a browser along.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ addEventListener("load", () => {
 
 def chromium(page: Path, *words: str) -> subprocess.CompletedProcess[str]:
     found = next((path for name in NAMES if (path := shutil.which(name))), None)
-    assert found, "no Chromium is installed"
+    if found is None:
+        pytest.skip("no Chromium is installed")
     fixed = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
     # every request that is not for the file itself fails, and would be told on the console
     fixed += ["--enable-logging=stderr", "--host-resolver-rules=MAP * ~NOTFOUND"]

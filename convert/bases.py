@@ -7,8 +7,7 @@ quantised anew from the base, and the base's own. One is used; the other is comp
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import AdapterError
@@ -22,7 +21,15 @@ from gemma_convert.surgery.adapters.adapter import Adapter
 from gemma_convert.surgery.compare import Compared
 from gemma_convert.surgery.quantise import Scheme
 from gemma_convert.surgery.quantised import Dequantised, is_quantised
-from gemma_convert.surgery.training_base import NATIVE, Choice, as_trained, resolve, stored_scheme
+from gemma_convert.surgery.training_base import (
+    NATIVE,
+    Choice,
+    as_trained,
+    assumed,
+    completed,
+    of_qwix,
+    resolve,
+)
 
 FULL = "full precision"
 
@@ -99,7 +106,7 @@ class Bases:
 
 
 def choose(
-    own: Parts, base: Parts | None, choice: Choice, metadata: Sequence[Mapping[str, Any]]
+    own: Parts, base: Parts | None, choice: Choice, adapters: Sequence[Adapter]
 ) -> Bases | None:
     """Onto what adapters are merged; None where there are no weights.
 
@@ -107,7 +114,7 @@ def choose(
         own: The source.
         base: The Hugging Face directory beside it, if there is one.
         choice: As asked for.
-        metadata: Of the checkpoints that hold adapters: it may say how training quantised.
+        adapters: What is merged: they may say how training quantised the base.
 
     Raises:
         AdapterError: If the choice does not fit the inputs.
@@ -119,23 +126,50 @@ def choose(
     donor = own if own.text else full
     if donor is None:
         return None
-    if isinstance(choice, Scheme) and own.pairs and donor is own:
+    if not isinstance(choice, Scheme):
+        return _onto_full(donor, choice, adapters)
+    if own.pairs and donor is own:
         raise AdapterError(
             f"{own.text.source}: --base-quantization {choice.qtype}, but the checkpoint holds its "
             "own weights beside the factors, and they are not quantised",
             "leave it out: they are what training saw",
         )
-    scheme = resolve(choice, _stored(choice, metadata))
-    if scheme is None:
+    scheme = completed(resolve(choice, _stored(choice, adapters)), adapters)
+    notes: tuple[str, ...] = ()
+    if choice.dtype is None and (unsaid := assumed(adapters)):
+        notes = (
+            f"{', '.join(unsaid)}: the dtype of the base in training is not stored: "
+            f"{scheme.dtype} was assumed, that of the factors; --base-dtype says another",
+        )
+    return Bases(donor, scheme=scheme, trained=True, used=str(scheme), other=FULL, notes=notes)
+
+
+def _onto_full(donor: Parts, choice: Choice, adapters: Sequence[Adapter]) -> Bases:
+    """Onto full precision; compared with the base that training saw, where that is known."""
+    stored = _stored(choice, adapters)
+    if not stored:
         return Bases(donor)
-    if isinstance(choice, Scheme):
-        return Bases(donor, scheme=scheme, trained=True, used=str(scheme), other=FULL)
-    note = (
-        f"training quantised the base to {scheme}; this merges onto full precision, and "
-        f"--base-quantization {scheme.qtype} onto what training saw"
-    )
+    known, remedy = None, "no base is what training saw"
+    if len(stored) == 1:
+        known, remedy = _known(stored[0], adapters)
+    told = " and to ".join(map(str, stored))
+    note = f"training quantised the base to {told}; this merges onto full precision, and {remedy}"
     notes = (note,) if choice is None else ()
-    return Bases(donor, scheme=scheme, used=FULL, other=str(scheme), notes=notes)
+    if known is None:
+        return Bases(donor, notes=notes)
+    return Bases(donor, scheme=known, used=FULL, other=str(known), notes=notes)
+
+
+def _known(scheme: Scheme, adapters: Sequence[Adapter]) -> tuple[Scheme | None, str]:
+    """``scheme`` if the base can be quantised by it, and how to merge onto that."""
+    onto = f"--base-quantization {scheme.qtype}"
+    if not of_qwix(adapters):
+        form = "the Tunix checkpoint that training wrote"
+        return None, f"{form}, with {onto}, onto what training saw"
+    try:
+        return completed(scheme, adapters), f"{onto} onto what training saw"
+    except AdapterError:  # of several dtypes
+        return None, f"{onto} --base-dtype with the base's dtype in training onto what that saw"
 
 
 def _of_codes(own: Parts, full: Parts | None, choice: Choice, codes: str) -> Bases:
@@ -164,12 +198,12 @@ def _schemes(parts: Parts) -> str:
     return " and ".join(dict.fromkeys(str(Scheme(str(t.codes.dtype), t.tile)) for t in found))
 
 
-def _stored(choice: Choice, metadata: Sequence[Mapping[str, Any]]) -> list[Scheme]:
-    """The schemes that ``metadata`` says; what it says is of no matter for full precision."""
+def _stored(choice: Choice, adapters: Sequence[Adapter]) -> list[Scheme]:
+    """The schemes that ``adapters`` say, dtypes apart; of no matter for full precision."""
     try:
-        found = [stored_scheme(one) for one in metadata]
+        found = [adapter.trained_on.scheme() for adapter in adapters]
     except AdapterError:
         if choice == "none":
             return []
         raise
-    return list(dict.fromkeys(scheme for scheme in found if scheme is not None))
+    return list(dict.fromkeys(replace(scheme, dtype=None) for scheme in found if scheme))

@@ -17,6 +17,7 @@ from gemma_convert.convert.registry import families, named_model
 from gemma_convert.convert.relayout import relayout
 from gemma_convert.convert.tensor import Tensor
 from gemma_convert.convert.vocabulary import as_stored, embedding_name
+from gemma_convert.surgery.adapters.adapter import Adapter
 from gemma_convert.surgery.adapters.open import Source
 from gemma_convert.surgery.training_base import Choice
 
@@ -58,19 +59,20 @@ class Inputs:
         if self.base is not None and self.other is not None:
             yield self.base, self.other
 
-    def weights(self, quantization: Choice) -> tuple[Bases, Parts, Spelling]:
+    def weights(
+        self, quantization: Choice, merged: Sequence[Adapter]
+    ) -> tuple[Bases, Parts, Spelling]:
         """Onto what adapters are merged, whose weights those are and how they are spelled.
 
         Args:
             quantization: How training quantised the base, as asked for; see `choose`.
+            merged: The adapters.
 
         Raises:
             InputError: If neither source nor base has weights.
             AdapterError: If the choice does not fit.
         """
-        factors = [self.source] if self.own.pairs else []
-        factors += [adapter.checkpoint for adapter in self.adapters]
-        bases = choose(self.own, self.other, quantization, [one.metadata for one in factors])
+        bases = choose(self.own, self.other, quantization, merged)
         if bases is None or bases.donor.spelling is None:
             raise InputError(
                 f"{self.reference.source}: no weights"

@@ -20,7 +20,7 @@ from gemma_convert.surgery.adapters.describe import describe, describe_pairs, mo
 from gemma_convert.surgery.adapters.norms import relative_norms
 from gemma_convert.surgery.adapters.qwix import split_factors, stored_alpha
 from gemma_convert.surgery.quantised import Dequantised
-from gemma_convert.surgery.training_base import stored_scheme
+from gemma_convert.surgery.trained_on import stored_scheme
 
 
 def inspect(

@@ -71,12 +71,12 @@ def convert(
     """
     inputs = read_inputs(source, base, adapters, model=model, layout=layout)
     dims, own = inputs.model, inputs.own
-    bases, donor, found = inputs.weights(base_quantization)
+    merged = gather(source, own.pairs, adapters, dims, alpha=alpha, allow_zero=allow_unchanged)
+    bases, donor, found = inputs.weights(base_quantization, merged)
     if not dims.tied and (found.layout is not HF or to is not HF):
         raise _untied()
     around = surroundings(inputs, donor, to, dtype, computed_dtype)
     spelling = around.spelling
-    merged = gather(source, own.pairs, adapters, dims, alpha=alpha, allow_zero=allow_unchanged)
     before = tuple(donor.text.metadata.get("merged", ()))
     if not merge_again:
         refuse_merged(donor.text.source, merged, before)

@@ -16,6 +16,7 @@ from gemma_convert.convert.model import Model
 from gemma_convert.convert.plan import make_plan, unread
 from gemma_convert.convert.tensor import Array, Tensor
 from gemma_convert.surgery.adapters.adapter import Adapter
+from gemma_convert.surgery.adapters.known_base import base_notes
 from gemma_convert.surgery.adapters.peft_write import peft_config, peft_tensors
 from gemma_convert.surgery.adapters.qwix_write import qwix_metadata, qwix_tensors
 from gemma_convert.surgery.exchange import Exchange
@@ -51,10 +52,11 @@ def adapter_job(
     else:
         _require_plain(adapter)
         tensors, beside = qwix_tensors(adapter), qwix_metadata(adapter)
-    target = Checkpoint(tensors, notes=adapter.notes)
+    target = Checkpoint(tensors, notes=(*adapter.notes, *base_notes(adapter)))
     known = {id(tensor): reason for tensor, reason in adapter.unused} | dict(reasons or {})
     plan = make_plan(target, sources, unread(target, known))
-    job = Job(plan, adapter.spelling.layout, model, details=details or {}, summary=tuple(summary))
+    told = {**(details or {}), **adapter.trained_on.entry()}
+    job = Job(plan, adapter.spelling.layout, model, details=told, summary=tuple(summary))
     return Exchange(job, adapter, beside)
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from math import copysign, sqrt
 from typing import Any
 
@@ -25,18 +25,17 @@ import numpy as np
 
 from gemma_convert.convert.dtypes import DType
 from gemma_convert.convert.errors import AdapterError
-from gemma_convert.convert.layouts import HF, TUNIX, Spelling
-from gemma_convert.convert.model import Model, text_config
+from gemma_convert.convert.model import Model
 from gemma_convert.convert.tensor import Array
 from gemma_convert.surgery.adapter_output import adapter_job, span
 from gemma_convert.surgery.adapters.adapter import Adapter, Pair
-from gemma_convert.surgery.adapters.forms import PEFT, QWIX
+from gemma_convert.surgery.adapters.gather import refuse_twice
+from gemma_convert.surgery.adapters.in_form import in_form
+from gemma_convert.surgery.adapters.known_base import carried, one_base
 from gemma_convert.surgery.adapters.matrices import matrices, require_matrices, with_matrices
-from gemma_convert.surgery.adapters.maxtext import LAYOUTS as MAXTEXT_LAYOUTS
 from gemma_convert.surgery.adapters.maxtext import unrolled
 from gemma_convert.surgery.adapters.open import Source, opened
-from gemma_convert.surgery.adapters.paths import original_paths, renamed
-from gemma_convert.surgery.adapters.respell import respell
+from gemma_convert.surgery.adapters.paths import paths_of, renamed
 from gemma_convert.surgery.adapters.values import check_values
 from gemma_convert.surgery.exchange import Exchange
 from gemma_convert.surgery.low_rank import product_svd
@@ -84,6 +83,7 @@ def combine_lora(
     config: Mapping[str, Any] | None = None,
     alpha: float | None = None,
     dtype: DType | None = None,
+    twice: bool = False,
 ) -> Exchange:
     """One adapter made of several.
 
@@ -95,13 +95,19 @@ def combine_lora(
         config: The base's config.json, with ``model``.
         alpha: LoRA alpha, where a Tunix checkpoint does not say it.
         dtype: Of the factors; float32 if None, since scales and sums are no values of 16 bits.
+        twice: Whether one adapter may be there more than once.
 
     Raises:
-        AdapterError: If an adapter is not plain LoRA, formats differ and ``model`` is None, or the
-            method needs equal ranks and they differ.
+        AdapterError: If an adapter is not plain LoRA or comes twice, formats differ and ``model``
+            is None, training quantised their bases in different ways, or the method needs equal
+            ranks and they differ.
     """
     as_peft = sources[0].is_peft if to_peft is None else to_peft
-    adapters = [_plain(source, as_peft, model, alpha) for source in sources]
+    given = [_plain(source, model, alpha) for source in sources]
+    if not twice:
+        refuse_twice(given)
+    trained_on, notes = one_base(given)
+    adapters = [in_form(adapter, model, to_peft=as_peft) for adapter in given]
     names = list(dict.fromkeys(name for adapter in adapters for name in adapter.pairs))
     pairs: dict[str, Pair] = {}
     for name in names:
@@ -118,11 +124,12 @@ def combine_lora(
         dict.fromkeys(pairs, 1.0),
         adapters[0].spelling,
         " + ".join(adapter.source for adapter in adapters),
-        notes=tuple(note for adapter in adapters for note in adapter.notes),
+        notes=(*(note for adapter in adapters for note in adapter.notes), *notes),
         unused=tuple(left for adapter in adapters for left in adapter.unused),
+        trained_on=trained_on,
     )
     if as_peft:
-        made = renamed(made, _paths(sources, names, config))
+        made = renamed(made, paths_of([source.checkpoint for source in sources], names, config))
     return adapter_job(
         made,
         [source.checkpoint for source in sources],
@@ -133,8 +140,8 @@ def combine_lora(
     )
 
 
-def _plain(source: Source, as_peft: bool, model: Model | None, alpha: float | None) -> Adapter:
-    """The adapter of a source in the output's form; names without any wrapper's prefix."""
+def _plain(source: Source, model: Model | None, alpha: float | None) -> Adapter:
+    """The adapter of a source, with a pair a layer; it has a sum with others."""
     adapter = opened(source, alpha if source.takes_alpha else None)
     adapter = unrolled(adapter, model) if model is not None else adapter
     check_values(adapter, allow_zero=True)
@@ -146,16 +153,7 @@ def _plain(source: Source, as_peft: bool, model: Model | None, alpha: float | No
             f"{adapter.source}: {name}: {what}, of which there is no sum",
             "merge the adapters: gemma-convert surgery merge-lora",
         )
-    if source.is_peft == as_peft and adapter.spelling.layout not in MAXTEXT_LAYOUTS:
-        return adapter
-    if model is None:
-        raise AdapterError(
-            f"{adapter.source}: a {adapter.kind}, to be combined into the other format",
-            "give the base's directory with --base: its config.json tells the sizes",
-        )
-    spelling, form = (Spelling(HF, ""), PEFT) if as_peft else (Spelling(TUNIX, ""), QWIX)
-    respelled = respell(replace(adapter, weight=1.0), model, spelling, form)
-    return replace(respelled, weight=adapter.weight)
+    return carried(adapter)
 
 
 def _combined(name: str, shares: Sequence[_Share], recipe: Recipe) -> tuple[Array, Array]:
@@ -193,18 +191,6 @@ def _thinned(name: str, side: str, share: _Share, recipe: Recipe) -> Array:
     place = zlib.crc32(f"{name} {side}".encode())  # the same, whatever other modules there are
     random = np.random.default_rng([recipe.seed, share.number, place])
     return drop(factor, recipe.density, random)
-
-
-def _paths(
-    sources: Sequence[Source], names: Sequence[str], config: Mapping[str, Any] | None
-) -> dict[str, str]:
-    """Weight names to paths: as in the PEFT adapters, else as the base's model has them."""
-    nested = config is not None and text_config(config) is not config
-    prefix = "model.language_model." if nested else HF.default_prefix
-    found = {name: prefix + name for name in names}
-    for source in reversed([source for source in sources if source.is_peft]):
-        found |= original_paths(source.checkpoint)
-    return found
 
 
 def _base(sources: Sequence[Source]) -> tuple[str | None, str | None]:

@@ -16,6 +16,7 @@ from gemma_convert.convert.plan import make_plan, unread
 from gemma_convert.convert.tensor import Tensor, cast_floats
 from gemma_convert.surgery.adapters.adapter import Adapter, identities
 from gemma_convert.surgery.adapters.forms import PEFT, QWIX
+from gemma_convert.surgery.adapters.known_base import base_notes, carried
 from gemma_convert.surgery.adapters.maxtext import unrolled
 from gemma_convert.surgery.adapters.open import Source, opened
 from gemma_convert.surgery.adapters.peft_write import one_scale, peft_config, peft_tensors
@@ -108,7 +109,7 @@ _SEVERAL_SCALES = (
 def _checked(source: Source, alpha: float | None, model: Model) -> Adapter:
     adapter = unrolled(opened(source, alpha), model)
     check_values(adapter, allow_zero=True)  # nothing is lost by carrying zeros along
-    return adapter
+    return carried(adapter)
 
 
 def _job(
@@ -122,10 +123,10 @@ def _job(
 ) -> Job:
     target = Checkpoint(
         {name: cast_floats(tensor, dtype) for name, tensor in tensors.items()},
-        notes=(*adapter.notes, *notes),
+        notes=(*adapter.notes, *base_notes(adapter), *notes),
     )
     reasons = {id(tensor): reason for tensor, reason in adapter.unused}
     plan = make_plan(target, (source.checkpoint,), unread(target, reasons))
     # Two spellings of one adapter must not be merged into the same weights.
-    details = {"same_as": sorted(identities(own))}
+    details = {"same_as": sorted(identities(own)), **adapter.trained_on.entry()}
     return Job(plan, adapter.spelling.layout, model, details=details)

@@ -16,6 +16,7 @@ whole axis.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -25,9 +26,11 @@ from gemma_convert.convert.relayout import within
 from gemma_convert.convert.tensor import Array, Box, Tensor, blocks, extent, slices, whole
 from gemma_convert.surgery.quantised import NF4, UINT4, Dequantised, groups, spread, wide_of
 
-_CODES = {"int8": np.dtype(np.int8), "int4": np.dtype(ml_dtypes.int4), "nf4": UINT4}
+CODES = {"int8": np.dtype(np.int8), "int4": np.dtype(ml_dtypes.int4), "nf4": UINT4}
+"""``weight_qtype`` to the dtype of its codes."""
+
 _BOUNDS = {"int8": 127.5, "int4": 7.5, "nf4": 1.0}
-_LIMITS = {_CODES["int8"]: (-128, 127), _CODES["int4"]: (-8, 7)}
+_LIMITS = {CODES["int8"]: (-128, 127), CODES["int4"]: (-8, 7)}
 _LEAST_SCALE = {
     np.dtype(ml_dtypes.bfloat16): 2.0**-63,
     np.dtype(np.float16): 2.0**-7,
@@ -35,8 +38,11 @@ _LEAST_SCALE = {
     np.dtype(np.float64): 2.0**-511,
 }
 
-QTYPES = tuple(_CODES)
+QTYPES = tuple(CODES)
 """The values of ``weight_qtype`` that are known here."""
+
+DTYPES = {str(dtype): dtype for dtype in _LEAST_SCALE}
+"""The dtypes of weights that can be quantised, by name."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +53,16 @@ class Scheme:
         qtype: One of `QTYPES`.
         tile: How many values of the last contracted axis share a scale; a float is the share of
             the axis, as Qwix has it; None for the whole axis.
+        dtype: The dtype that the weights had, in which it was done; None if not known.
     """
 
     qtype: str
     tile: int | float | None = None
+    dtype: np.dtype[Any] | None = None
 
     def __str__(self) -> str:
-        return f"{self.qtype}, {f'tile {self.tile:g}' if self.tile else 'no tiles'}"
+        tiles = f"tile {self.tile:g}" if self.tile else "no tiles"
+        return f"{self.qtype}, {tiles}{f', from {self.dtype}' if self.dtype else ''}"
 
     def groups(self, name: str, shape: tuple[int, ...], contracted: list[int]) -> list[int]:
         """How many places of each axis share a scale.
@@ -149,7 +158,7 @@ class Codes(Tensor):
         self.weight = weight
         self.scale = scale
         self.shape = weight.shape
-        self.dtype = _CODES[qtype]
+        self.dtype = CODES[qtype]
 
     @property
     def parents(self) -> tuple[Tensor, ...]:

@@ -6,8 +6,9 @@ quantised as Qwix did at the start of the run, in Tunix's axis order, which tell
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
@@ -18,9 +19,9 @@ from gemma_convert.convert.model import Model
 from gemma_convert.convert.relayout import relayout
 from gemma_convert.convert.tensor import Tensor, cast
 from gemma_convert.surgery.adapters.adapter import Adapter
-from gemma_convert.surgery.adapters.forms import QWIX
+from gemma_convert.surgery.adapters.known_base import base_dtypes
 from gemma_convert.surgery.adapters.place import Placed, place
-from gemma_convert.surgery.quantise import QTYPES, Scheme, quantised
+from gemma_convert.surgery.quantise import Scheme, quantised
 
 Choice = Scheme | Literal["none"] | None
 """Onto what is merged: the base quantised by a scheme, the full one, or what follows from the
@@ -28,9 +29,6 @@ inputs."""
 
 NATIVE = Spelling(TUNIX, "")
 """The spelling in which Qwix quantises."""
-
-
-_LARGEST_TILE = 2**31
 
 
 def as_trained(
@@ -42,8 +40,8 @@ def as_trained(
 ) -> Checkpoint:
     """``weights`` in Tunix's spelling, those with Qwix factors quantised and dequantised.
 
-    That happens in the dtype of the factors, which Qwix gives the dtype that the weight had. All
-    tensors come in one dtype that holds each exactly.
+    That happens in the dtype that the weights had in training, see `completed`. All tensors come
+    in one dtype that holds each exactly.
 
     Args:
         weights: The full base, spelled in ``spelling``.
@@ -53,21 +51,15 @@ def as_trained(
         scheme: How the run quantised them.
 
     Raises:
-        AdapterError: If no adapter is one of Qwix, or a tile does not divide its axis.
+        AdapterError: If no adapter is one of Qwix, the dtype is not known, or a tile does not
+            divide its axis.
     """
+    scheme = completed(scheme, adapters)
     covered = {
         name: placed
-        for adapter in adapters
+        for adapter in of_qwix(adapters)
         for name, placed in place(adapter, model).items()
-        if placed.pair.form is QWIX and adapter.spelling.layout is TUNIX
     }
-    if not covered:
-        raise AdapterError(
-            f"--base-quantization {scheme.qtype}: none of the adapters is one of Qwix in "
-            "Tunix, whose codes these are; MaxText's are of other axis orders, and PEFT's base was "
-            "quantised by other rules (bitsandbytes)",
-            "leave it out, or give the adapter as the Tunix checkpoint that training wrote",
-        )
     plain = relayout(weights, model, spelling, NATIVE, partial=True)
     trained = {
         name: _trained(name, plain[name], placed, scheme)
@@ -87,21 +79,25 @@ def _trained(name: str, weight: Tensor, placed: Placed, scheme: Scheme) -> Tenso
     dimensions = enumerate(row.cell(TUNIX).pattern.groups)
     contracted = [axis for axis, group in dimensions if set(group) <= set(row.inputs)]
     sizes = scheme.groups(name, weight.shape, contracted)
-    return quantised(cast(weight, placed.pair.a.dtype), scheme, sizes)
+    assert scheme.dtype is not None
+    return quantised(cast(weight, scheme.dtype), scheme, sizes)
 
 
-def resolve(choice: Choice, stored: Sequence[Scheme]) -> Scheme | None:
+def of_qwix(adapters: Sequence[Adapter]) -> list[Adapter]:
+    """Those of Qwix in Tunix: its codes and axes are known here."""
+    return [adapter for adapter in adapters if adapter.spelling.layout is TUNIX]
+
+
+def resolve(choice: Scheme, stored: Sequence[Scheme]) -> Scheme:
     """The scheme by which the base was quantised: as given, else as checkpoints say.
 
     Args:
-        choice: As given; a scheme without tiles takes those that a checkpoint says.
+        choice: As given; without tiles or dtype it takes those that a checkpoint says.
         stored: What the checkpoints of the adapters say, each scheme once.
 
     Raises:
         AdapterError: If what is given and what is stored disagree.
     """
-    if not isinstance(choice, Scheme):
-        return stored[0] if len(stored) == 1 else None
     for scheme in stored:
         if scheme.qtype != choice.qtype or choice.tile not in (None, scheme.tile):
             raise AdapterError(
@@ -109,46 +105,54 @@ def resolve(choice: Choice, stored: Sequence[Scheme]) -> Scheme | None:
                 f"the options say {choice}",
                 "pass what the run used; --tile left out takes the stored one",
             )
-    return stored[0] if stored else choice
+    tiles = {scheme.tile for scheme in stored} or {choice.tile}
+    if len(tiles) > 1:
+        listed = " and ".join(map(str, stored))
+        raise AdapterError(
+            f"the adapters were trained on different bases: quantised to {listed}",
+            "merge each onto its own, or all onto full precision with --base-quantization none",
+        )
+    return replace(choice, tile=tiles.pop())
 
 
-def stored_scheme(metadata: Mapping[str, Any]) -> Scheme | None:
-    """The scheme in a checkpoint's custom metadata, if it is there.
+def completed(scheme: Scheme, adapters: Sequence[Adapter]) -> Scheme:
+    """``scheme`` with the dtype that the base had in training.
 
-    The arguments of ``qwix.LoraRule``: ``{"lora": {"weight_qtype": "nf4", "tile_size": 32}}``, or
-    in each of ``{"lora": {"rules": [...]}}``.
+    As given; else as the checkpoints say; else that of the factors, to which Qwix gives the dtype
+    of their weights.
 
     Raises:
-        AdapterError: If rules differ in it, or they are not understood.
+        AdapterError: If no adapter is one of Qwix, or the dtype given is not the one stored, or
+            several come into question.
     """
-    lora = (metadata.get("custom_metadata") or {}).get("lora")
-    if not isinstance(lora, Mapping):
-        return None
-    rules = lora.get("rules")
-    places = [lora, *(rules if isinstance(rules, list) else [rules])]
-    own = [rule for rule in places if isinstance(rule, Mapping) and "weight_qtype" in rule]
-    schemes = {_scheme(rule) for rule in own}
-    if len(schemes) > 1:
-        listed = " and ".join(sorted(str(scheme) for scheme in schemes))
+    known = [(adapter.source, adapter, base_dtypes(adapter)) for adapter in of_qwix(adapters)]
+    if not known:
         raise AdapterError(
-            f"the checkpoint's metadata says that training quantised to {listed}",
-            "merge onto the full-precision base with --base-quantization none",
+            f"--base-quantization {scheme.qtype}: none of the adapters is one of Qwix in "
+            "Tunix, whose codes these are; MaxText's are of other axis orders, and PEFT's base was "
+            "quantised by other rules (bitsandbytes)",
+            "leave it out, or give the adapter as the Tunix checkpoint that training wrote",
         )
-    return schemes.pop() if schemes else None
+    if scheme.dtype is not None:
+        for source, adapter, dtypes in known:
+            if adapter.trained_on.dtypes and scheme.dtype not in dtypes:
+                raise AdapterError(
+                    f"{source}: the checkpoint's metadata says that the base was "
+                    f"{' or '.join(map(str, dtypes))} in training, --base-dtype says "
+                    f"{scheme.dtype}",
+                    "leave --base-dtype out to use what is stored",
+                )
+        return scheme
+    found = {dtype for _, _, dtypes in known for dtype in dtypes}
+    if len(found) > 1:
+        told = "; ".join(f"{s}: {' or '.join(map(str, dtypes))}" for s, _, dtypes in known)
+        raise AdapterError(
+            f"the dtype of the base in training is not known, in which it was quantised: {told}",
+            "pass it with --base-dtype",
+        )
+    return replace(scheme, dtype=found.pop())
 
 
-def _scheme(rule: Mapping[str, Any]) -> Scheme | None:
-    qtype, tile = rule.get("weight_qtype"), rule.get("tile_size")
-    if qtype is None:
-        return None
-    method = rule.get("weight_calibration_method") or "absmax"
-    plain = isinstance(tile, int | float) and not isinstance(tile, bool)
-    number = tile is None or (plain and 0 <= tile <= _LARGEST_TILE)  # nan is not
-    if qtype not in QTYPES or method != "absmax" or not number:
-        raise AdapterError(
-            f"the checkpoint's metadata says weight_qtype {qtype!r}, tile_size {tile!r}, "
-            f"calibration {method!r}, which are not understood together",
-            f"known are {', '.join(QTYPES)} with a number and absmax; merge onto the "
-            "full-precision base with --base-quantization none",
-        )
-    return Scheme(qtype, None if isinstance(tile, float) and tile == 1 else tile)
+def assumed(adapters: Sequence[Adapter]) -> list[str]:
+    """Sources of the adapters of Qwix whose factors alone tell the dtype of the base."""
+    return [a.source for a in of_qwix(adapters) if not a.trained_on.dtypes]

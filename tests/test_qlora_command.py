@@ -108,7 +108,8 @@ def test_the_base_quantised_anew_is_the_tree_that_qwix_saved(
     for name, array in by_hand(sample, values).items():
         assert found[name].tobytes() == array.tobytes(), name
     told = ledger(tmp_path)["base"]
-    assert (told["used"], told["compared_with"]) == (", ".join(_told(sample)), "full precision")
+    used = ", ".join([*_told(sample), "from bfloat16"])
+    assert (told["used"], told["compared_with"]) == (used, "full precision")
     full, codes = read_hf(plain), by_hand(sample, _zeroed(values))
     apart = {n: np.abs(full[n].astype(np.float64) - codes[n].astype(np.float64)) for n in codes}
     assert told["by_tensor"].keys() == apart.keys()
@@ -151,12 +152,12 @@ def test_metadata_that_tells_of_qlora(tmp_path: Path, plain: Path) -> None:
     told = ledger(tmp_path)
     assert (told["base"]["used"], told["base"]["compared_with"]) == (
         "full precision",
-        "nf4, tile 8",
+        "nf4, tile 8, from bfloat16",
     )
     assert any("--base-quantization nf4 onto what training saw" in n for n in told["notes"])
     (tmp_path / "out").rename(tmp_path / "full")
     stored = convert(tmp_path, tmp_path / "run", plain, "--base-quantization", "nf4")
-    assert ledger(tmp_path)["base"]["used"] == "nf4, tile 8"
+    assert ledger(tmp_path)["base"]["used"] == "nf4, tile 8, from bfloat16"
     (tmp_path / "out").rename(tmp_path / "nf4")
     given = convert(tmp_path, tmp_path / "run", plain, "--base-quantization", "nf4", "--tile", 8)
     assert_same_bits(given, stored)

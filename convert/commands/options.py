@@ -143,17 +143,30 @@ def adapter_sources(paths: Sequence[Path], weights: Sequence[float]) -> list[Sou
 
 
 def base_quantization_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add ``--base-quantization`` and ``--tile``, handed to the command as one `Choice`."""
+    """Add ``--base-quantization`` and what says more of it, as one `Choice` for the command."""
 
     @wraps(command)
-    def wrapped(*args: Any, base_quantization: str | None, tile: int | None, **kwargs: Any) -> None:
-        command(*args, base_quantization=_choice(base_quantization, tile), **kwargs)
+    def wrapped(
+        *args: Any,
+        base_quantization: str | None,
+        tile: int | None,
+        base_dtype: str | None,
+        **kwargs: Any,
+    ) -> None:
+        choice = _choice(base_quantization, tile, base_dtype)
+        command(*args, base_quantization=choice, **kwargs)
 
+    with_dtype = click.option(
+        "--base-dtype",
+        type=click.Choice(["bfloat16", "float16", "float32"]),
+        help="Dtype that the base had in training, with --base-quantization; as the checkpoint "
+        "says if left out, else that of the factors.",
+    )(wrapped)
     with_tile = click.option(
         "--tile",
         type=click.IntRange(min=1),
         help="tile_size of the training run, with --base-quantization; none if left out.",
-    )(wrapped)
+    )(with_dtype)
     return click.option(
         "--base-quantization",
         type=click.Choice(["none", "nf4", "int8", "int4"]),
@@ -162,11 +175,13 @@ def base_quantization_options(command: Callable[..., None]) -> Callable[..., Non
     )(with_tile)
 
 
-def _choice(name: str | None, tile: int | None) -> Choice:
+def _choice(name: str | None, tile: int | None, dtype: str | None) -> Choice:
+    from gemma_convert.convert.dtypes import from_config
     from gemma_convert.surgery.quantise import Scheme
 
     if name is not None and name != "none":
-        return Scheme(name, tile)
-    if tile is not None:
-        raise click.UsageError("--tile wants --base-quantization nf4, int8 or int4.")
+        return Scheme(name, tile, from_config(dtype) if dtype else None)
+    for option, value in (("--tile", tile), ("--base-dtype", dtype)):
+        if value is not None:
+            raise click.UsageError(f"{option} wants --base-quantization nf4, int8 or int4.")
     return "none" if name else None

@@ -12,13 +12,15 @@ from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.readers.jsonfile import read_object
 
 LEDGER_NAME = "conversion.json"
+_OF_FILES = ("same_as", "trained_on")
+"""What a ledger tells of an adapter; it holds for the files that were written with it."""
 
 
 def with_provenance(checkpoint: Checkpoint, *directories: Path) -> Checkpoint:
     """``checkpoint`` with what its ledger tells of adapters.
 
     Under ``merged`` those that are merged into it already, under ``same_as`` the digests of those
-    that it is in another spelling.
+    that it is in another spelling, under ``trained_on`` on what base.
 
     Args:
         checkpoint: As opened.
@@ -33,8 +35,9 @@ def with_provenance(checkpoint: Checkpoint, *directories: Path) -> Checkpoint:
     except InputError:
         return checkpoint
     merged = [entry for entry in _listed(ledger.get("merged")) if _is_entry(entry)]
-    told = {"merged": merged, "same_as": same_as(ledger) if _is_of(ledger, path.parent) else ()}
-    return checkpoint.replace(metadata={**checkpoint.metadata, **told})
+    told = {key: ledger[key] for key in _OF_FILES if ledger.get(key)}
+    told = told if told and _is_of(ledger, path.parent) else {}
+    return checkpoint.replace(metadata={**checkpoint.metadata, "merged": merged, **told})
 
 
 def same_as(table: Mapping[str, Any]) -> tuple[str, ...]:
@@ -46,10 +49,8 @@ def _is_of(ledger: Mapping[str, Any], directory: Path) -> bool:
     """Whether the files are those that the ledger tells of: it stays where others are saved."""
     output = ledger.get("output")
     files = output.get("files") if isinstance(output, Mapping) else None
-    return (
-        isinstance(files, Mapping)
-        and bool(same_as(ledger))
-        and all(_is_file(directory / name, entry) for name, entry in files.items())
+    return isinstance(files, Mapping) and all(
+        _is_file(directory / name, entry) for name, entry in files.items()
     )
 
 

@@ -60,7 +60,7 @@ def require_same_base(directory: Path, job: Job) -> None:
         raise InputError(
             f"{directory / LEDGER_NAME}: merged onto {used}, not onto "
             f"{ours or 'the base as it is'}",
-            "give the --base-quantization, --tile and --source of that run",
+            "give the --base-quantization, --tile, --base-dtype and --source of that run",
         )
 
 

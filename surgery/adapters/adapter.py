@@ -12,6 +12,7 @@ from gemma_convert.convert.errors import AdapterError
 from gemma_convert.convert.layouts import Spelling
 from gemma_convert.convert.tensor import Tensor, blocks
 from gemma_convert.surgery.adapters.forms import QWIX, Form
+from gemma_convert.surgery.trained_on import TrainedOn
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Adapter:
         notes: What a user should know about how it was made.
         unused: Tensors of it that are left out, each with the reason.
         same_as: Digests of the adapters that it is in another spelling, see `identities`.
+        trained_on: What is known of the base that training saw.
     """
 
     pairs: Mapping[str, Pair]
@@ -80,6 +82,7 @@ class Adapter:
     notes: tuple[str, ...] = ()
     unused: tuple[tuple[Tensor, str], ...] = ()
     same_as: tuple[str, ...] = ()
+    trained_on: TrainedOn = field(default_factory=TrainedOn)
 
     def scale(self, name: str) -> float:
         """The factor by which A.B is multiplied for the weight ``name``, without `weight`."""

@@ -70,18 +70,30 @@ def refuse_merged(
         AdapterError: If one of ``adapters`` has the factors of one of ``before``, or of another.
     """
     merged = {known for entry in before for known in (entry["factors_sha256"], *same_as(entry))}
+    for adapter in adapters if merged else ():
+        if identities(adapter) & merged:
+            raise _again(
+                adapter, f"it is merged into {source} already, says the conversion.json there"
+            )
+    refuse_twice(adapters)
+
+
+def refuse_twice(adapters: Sequence[Adapter]) -> None:
+    """Refuse adapters of which one comes twice, be it in another form.
+
+    Raises:
+        AdapterError: If two have the same factors.
+    """
     given: dict[str, str] = {}
-    for adapter in adapters if merged or len(adapters) > 1 else ():
+    for adapter in adapters if len(adapters) > 1 else ():
         known = identities(adapter)
-        if known & (merged | given.keys()):
-            other = next((given[one] for one in sorted(known) if one in given), None)
-            twice = (
-                f"{other} has the same factors"
-                if other is not None
-                else f"it is merged into {source} already, says the conversion.json there"
-            )
-            raise AdapterError(
-                f"{adapter.source}: {twice}",
-                "leave it out, or merge it a second time with --force",
-            )
+        other = next((given[one] for one in sorted(known) if one in given), None)
+        if other is not None:
+            raise _again(adapter, f"{other} has the same factors")
         given |= dict.fromkeys(known, adapter.source)
+
+
+def _again(adapter: Adapter, why: str) -> AdapterError:
+    return AdapterError(
+        f"{adapter.source}: {why}", "leave it out, or add it a second time with --force"
+    )

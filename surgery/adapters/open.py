@@ -9,6 +9,7 @@ from gemma_convert.convert.errors import AdapterError
 from gemma_convert.surgery.adapters.adapter import Adapter
 from gemma_convert.surgery.adapters.peft import read_peft
 from gemma_convert.surgery.adapters.qwix import read_qwix, split_factors, stored_alpha
+from gemma_convert.surgery.trained_on import of_codes
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,13 @@ def adapter_source(checkpoint: Checkpoint, weight: float = 1.0) -> Source:
         return source
     note = f"{checkpoint.source}: used its LoRA factors, not the {len(weights)} weights beside them"
     own = {id(factor) for pair in pairs.values() for factor in pair.factors().values()}
-    factors = {name: tensor for name, tensor in checkpoint.items() if id(tensor) in own}
-    return Source(
-        checkpoint.replace(tensors=factors, dropped={}, notes=(*checkpoint.notes, note)), weight
+    alone = checkpoint.replace(
+        tensors={name: tensor for name, tensor in checkpoint.items() if id(tensor) in own},
+        dropped={},
+        metadata={**of_codes(weights).entry(), **checkpoint.metadata},
+        notes=(*checkpoint.notes, note),
     )
+    return Source(alone, weight)
 
 
 def opened(source: Source, alpha: float | None = None) -> Adapter:

@@ -6,10 +6,13 @@ gets its own paths back, so no config.json is needed to tell how the base is wra
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from gemma_convert.convert.checkpoint import Checkpoint
+from gemma_convert.convert.layouts import HF
+from gemma_convert.convert.model import text_config
 from gemma_convert.surgery.adapters.adapter import Adapter
 from gemma_convert.surgery.adapters.peft_keys import read_key, weight_name
 
@@ -23,6 +26,25 @@ def original_paths(checkpoint: Checkpoint) -> dict[str, str]:
             continue
         path = key.module if key.factor == "saved" else f"{key.module}.weight"
         found.setdefault(weight_name(path), path)
+    return found
+
+
+def paths_of(
+    checkpoints: Sequence[Checkpoint], names: Iterable[str], config: Mapping[str, Any] | None
+) -> dict[str, str]:
+    """Weight names to paths: as in the PEFT adapters, else as the base's model has them.
+
+    Args:
+        checkpoints: Of the adapters, PEFT's or others.
+        names: The weights.
+        config: The base's config.json: a nested one names its text model as transformers does.
+    """
+    nested = config is not None and text_config(config) is not config
+    prefix = "model.language_model." if nested else HF.default_prefix
+    found = {name: prefix + name for name in names}
+    for checkpoint in reversed(checkpoints):
+        if "adapter_config" in checkpoint.metadata:
+            found |= original_paths(checkpoint)
     return found
 
 

@@ -14,6 +14,7 @@ from gemma_convert.surgery.adapters.adapter import Adapter, Pair
 from gemma_convert.surgery.adapters.forms import PEFT, PEFT_PARAMETER, PEFT_UNTIL_018, Form
 from gemma_convert.surgery.adapters.peft_config import PeftConfig, read_peft_config
 from gemma_convert.surgery.adapters.peft_keys import FACTORS, Key, read_key, weight_name
+from gemma_convert.surgery.trained_on import from_metadata
 
 _PARAMETERS = ("gate_up_proj", "down_proj")
 """Gemma 4's expert parameters, in the order of their module: PEFT wraps the first one innermost."""
@@ -61,6 +62,7 @@ def read_peft(checkpoint: Checkpoint) -> Adapter:
         ties_head=config.ties_head,
         unused=tuple(found.unused),
         same_as=same_as(checkpoint.metadata),
+        trained_on=from_metadata(checkpoint.metadata),
     )
 
 

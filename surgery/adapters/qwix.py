@@ -19,6 +19,7 @@ from gemma_convert.surgery.adapters import maxtext
 from gemma_convert.surgery.adapters.adapter import Adapter, Pair
 from gemma_convert.surgery.adapters.forms import Form
 from gemma_convert.surgery.quantised import dequantised
+from gemma_convert.surgery.trained_on import from_metadata
 
 ALPHAS = "alpha_by_module"
 """Key of our own beside ``alpha`` in ``{"lora": {...}}``: weight name to its alpha."""
@@ -45,7 +46,13 @@ def read_qwix(
     alphas = {**dict.fromkeys(rest, shared), **own}
     scales = {name: alphas[name] / pair.rank for name, pair in pairs.items()}
     adapter = Adapter(
-        pairs, scales, Spelling(TUNIX, ""), source, kind="Qwix LoRA", same_as=same_as(metadata)
+        pairs,
+        scales,
+        Spelling(TUNIX, ""),
+        source,
+        kind="Qwix LoRA",
+        same_as=same_as(metadata),
+        trained_on=from_metadata(metadata),
     )
     if not any(maxtext.is_maxtexts(name) for name in pairs):
         return adapter

@@ -25,9 +25,13 @@ def qwix_metadata(adapter: Adapter) -> dict[str, Any]:
     """Custom metadata: alpha and rank, and the rules under which Qwix makes such factors.
 
     ``rules`` are the arguments of ``qwix.LoraRule``; more than one where ranks or scales differ.
+    Those of a QLoRA run say how it quantised the base.
+
+    Raises:
+        AdapterError: If it quantised modules in different ways.
     """
     rules = qwix_rules(adapter)
-    lora: dict[str, Any] = {"rules": rules}
+    lora: dict[str, Any] = {"rules": rules, **adapter.trained_on.base_dtype()}
     if len({rule["rank"] for rule in rules}) == 1:
         lora["rank"] = rules[0]["rank"]
     if len({rule["alpha"] for rule in rules}) == 1:
@@ -45,8 +49,9 @@ def qwix_rules(adapter: Adapter) -> list[dict[str, Any]]:
     for name, pair in adapter.pairs.items():
         key = (pair.rank, alpha_for(adapter.scales[name], pair.rank))
         modules.setdefault(key, []).append(name.rpartition(".")[0].replace(".", "/"))
+    quantised = adapter.trained_on.arguments()
     return [
-        {"module_path": _pattern(names), "rank": rank, "alpha": alpha}
+        {"module_path": _pattern(names), "rank": rank, "alpha": alpha, **quantised}
         for (rank, alpha), names in modules.items()
     ]
 

@@ -19,6 +19,11 @@ format_option = click.option(
     type=click.Choice(["peft", "orbax"]),
     help="A PEFT directory, or an Orbax checkpoint that Tunix restores.",
 )
+config_base_option = click.option(
+    "--base",
+    type=click.Path(path_type=Path),
+    help="Hugging Face directory of the base, where formats differ; its config.json is enough.",
+)
 rank_option = click.option("--rank", type=click.IntRange(1), help="Rank of every pair.")
 energy_option = click.option(
     "--energy",

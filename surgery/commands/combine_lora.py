@@ -13,7 +13,11 @@ from gemma_convert.convert.commands.options import (
     weight_option,
     write_options,
 )
-from gemma_convert.surgery.commands.adapter_output import format_option, write_adapter
+from gemma_convert.surgery.commands.adapter_output import (
+    config_base_option,
+    format_option,
+    write_adapter,
+)
 
 
 @click.command("combine-lora")
@@ -36,11 +40,7 @@ from gemma_convert.surgery.commands.adapter_output import format_option, write_a
     "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of what dare drops."
 )
 @format_option
-@click.option(
-    "--base",
-    type=click.Path(path_type=Path),
-    help="Hugging Face directory of the base, where formats differ; its config.json is enough.",
-)
+@config_base_option
 @alpha_option
 @write_options
 def command(
@@ -55,9 +55,10 @@ def command(
     alpha: float | None,
     options: WriteOptions,
 ) -> None:
-    """Combine ADAPTERS of one base (PEFT, Tunix) into one, as PEFT's add_weighted_adapter does.
+    """Combine ADAPTERS of one base (PEFT, Tunix, MaxText) as PEFT's add_weighted_adapter does.
 
-    The scale of each goes into the factors. A module that only some have is made from those.
+    The scale of each goes into the factors. A module that only some have is made from those. One
+    adapter twice is refused without --force, in another format too.
 
     \b
     Example:
@@ -85,5 +86,6 @@ def command(
         config=reference.config if reference is not None else None,
         alpha=alpha,
         dtype=from_config(options.dtype) if options.dtype else None,
+        twice=options.force,
     )
     write_adapter(made, options, (*adapters, *((base,) if base else ())))

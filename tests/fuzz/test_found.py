@@ -23,7 +23,7 @@ from gemma_convert.convert.readers import open_checkpoint
 from gemma_convert.convert.readers.jsonfile import DEPTH_LIMIT, parse_object, read_bytes
 from gemma_convert.surgery.adapters.open import adapter_source, opened
 from gemma_convert.surgery.adapters.patterns import check_pattern, first_match
-from gemma_convert.surgery.training_base import stored_scheme
+from gemma_convert.surgery.trained_on import stored_scheme
 from tests import peft_files
 from tests.checkpoints import GEMMA3, base_arrays, run_cli, write_base, write_run
 from tests.fuzz.guard import bounded_time, check_message

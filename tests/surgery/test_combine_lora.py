@@ -269,7 +269,7 @@ def test_dry_run(tmp_path: Path, two: Any, capsys: Any) -> None:
         (["--method", "ties"], 2, "--density is needed with ties"),
         (["--density", 0.5], 2, "--density is not used with cat"),
         (["--rank", 2], 2, "--rank is not used with cat"),
-        (["--format", "orbax"], 1, "one: a PEFT LoRA, to be combined into the other format; give"),
+        (["--format", "orbax"], 1, "one: a PEFT LoRA, to be written as Qwix's; give"),
     ],
 )
 def test_refusals(

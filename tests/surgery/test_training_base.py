@@ -12,7 +12,8 @@ from gemma_convert.convert.registry import families
 from gemma_convert.surgery.adapters.qwix import read_qwix, split_factors
 from gemma_convert.surgery.quantise import Scheme
 from gemma_convert.surgery.quantised import Dequantised, is_quantised
-from gemma_convert.surgery.training_base import as_trained, resolve, stored_scheme
+from gemma_convert.surgery.trained_on import stored_scheme
+from gemma_convert.surgery.training_base import as_trained, resolve
 from tests.checkpoints import BF16, F32, GEMMA3, NATIVE, factor_arrays, memory, tunix_arrays
 
 NF4, INT8 = Scheme("nf4", 32), Scheme("int8")
@@ -43,10 +44,6 @@ def test_metadata_that_says_nothing(metadata: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("choice", "stored", "scheme"),
     [
-        (None, [], None),
-        (None, [NF4], NF4),
-        ("none", [NF4], NF4),  # to compare with
-        (None, [NF4, INT8], None),
         (Scheme("nf4"), [NF4], NF4),
         (NF4, [NF4], NF4),
         (INT8, [], INT8),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import numpy as np
@@ -246,6 +247,27 @@ def test_ties_by_hand() -> None:
     # signs + - + +: of the first and last, other's value is outvoted
     assert ties([one, other], [2, 3]).tolist() == [8, (-2 - 6) / 2, (4 + 3) / 2, 1]
     assert ties([trim(one, 0.5), trim(other, 0.5)], [2, 3]).tolist() == [8, -6, 4, 0]
+
+
+def test_an_adapter_is_summed_once(tmp_path: Path, two: Any, capsys: Any) -> None:
+    """The same file twice, or its other form; --force adds it twice."""
+    write_base(tmp_path / "base", GEMMA3, {})
+    copytree(tmp_path / "one", tmp_path / "copy")
+    words = ["peft-to-orbax", tmp_path / "one", "--base", tmp_path / "base"]
+    assert run_cli(*words, "--out", tmp_path / "tunix", "--quiet") == 0
+    words = ["surgery", "resize-lora", tmp_path / "one", "--rank", 3]
+    assert run_cli(*words, "--out", tmp_path / "wide", "--quiet") == 0
+    base = ["--base", tmp_path / "base"]
+    capsys.readouterr()
+    for other in ("one", "copy", "tunix", "wide"):
+        assert combine(tmp_path, *base, names=("one", other)) == 1
+        error = capsys.readouterr().err
+        assert "has the same factors; leave it out, or add it a second time with --force" in error
+        assert not (tmp_path / "out").exists()
+    assert combine(tmp_path, *base, "--force", names=("one", "copy")) == 0
+    found = product(stored(tmp_path / "out"), UP)
+    delta = sum(WEIGHTS) * 2.5 * product(two[0], UP)
+    assert np.allclose(found, delta, rtol=0, atol=1e-6)
 
 
 def test_dry_run(tmp_path: Path, two: Any, capsys: Any) -> None:

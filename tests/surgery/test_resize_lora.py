@@ -10,10 +10,23 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from gemma_convert.convert.readers import open_orbax
+from gemma_convert.convert.readers import open_checkpoint, open_orbax
 from gemma_convert.convert.tensor import Array
+from gemma_convert.surgery.adapters.adapter import Adapter, digest
+from gemma_convert.surgery.adapters.peft import read_peft
 from tests import lora_oracle, peft_oracle, tiny
-from tests.checkpoints import BF16, F32, GEMMA3, arrays, factor_arrays, run_cli, snapshot, write_run
+from tests.checkpoints import (
+    BF16,
+    F32,
+    GEMMA3,
+    arrays,
+    base_arrays,
+    factor_arrays,
+    run_cli,
+    snapshot,
+    write_base,
+    write_run,
+)
 from tests.peft_files import factors, write
 
 Q, UP = (
@@ -109,6 +122,65 @@ def test_up_is_exact(tmp_path: Path, adapter: dict[str, Array]) -> None:
         assert np.allclose(found[module], delta, rtol=1e-14, atol=1e-15)
     assert config_of(tmp_path / "out")["r"] == 9
     assert all(m["relative_error"] == 0 for m in ledger(tmp_path / "out")["modules"].values())
+
+
+def test_more_rank_is_the_same_adapter(tmp_path: Path, capsys: Any) -> None:
+    """Merged once is enough, in whatever format or dtype that holds it; fewer ranks are another."""
+    write_base(tmp_path / "base", GEMMA3, base_arrays(GEMMA3, "model.", BF16))
+    values = factors("model.layers.1.self_attn.q_proj", 10, 42, rank=3)
+    values |= factors("model.layers.0.mlp.up_proj", 10, 11, rank=3)
+    narrow = {name: array.astype(BF16) for name, array in values.items()}
+    write(tmp_path / "adapter", narrow, r=3)
+    assert resize(tmp_path, "--rank", 5, out="wide") == 0
+    assert resize(tmp_path, "--rank", 3, "--dtype", "float32", out="float32") == 0
+    assert resize(tmp_path, "--rank", 7, adapter="wide", out="wider") == 0
+    orbax = ["--format", "orbax", "--base", tmp_path / "base"]
+    assert resize(tmp_path, "--rank", 4, *orbax, out="orbax") == 0
+    assert resize(tmp_path, "--rank", 2, out="small") == 0
+    write(tmp_path / "exact", values, r=3)
+    assert resize(tmp_path, "--rank", 4, "--dtype", "bfloat16", adapter="exact", out="rough") == 0
+    base, out = tmp_path / "base", tmp_path / "merged"
+    capsys.readouterr()
+    for name in ("wide", "float32", "wider", "orbax"):
+        words = ["surgery", "merge-lora", base, tmp_path / "adapter", tmp_path / name]
+        assert run_cli(*words, "--out", out) == 1
+        assert "adapter has the same factors; leave it out" in capsys.readouterr().err
+    for name in ("small", "rough"):
+        assert "same_as" not in ledger(tmp_path / name)
+    assert sorted(ledger(tmp_path / "wider")["same_as"]) == sorted(
+        {*ledger(tmp_path / "wide")["same_as"], digest(open_peft(tmp_path / "wide"))}
+    )
+
+
+def open_peft(directory: Path) -> Adapter:
+    return read_peft(open_checkpoint(directory))
+
+
+@pytest.mark.parametrize("form", ["peft", "orbax"])
+def test_into_the_other_format(form: str, tmp_path: Path) -> None:
+    """The deltas that Tunix's and PEFT's form of the same adapter have."""
+    write_base(tmp_path / "base", GEMMA3, {})
+    values = factor_arrays(GEMMA3, F32)
+    expected = lora_oracle.deltas(values, 3.0)
+    write_run(tmp_path / "adapter", values, {"lora": {"alpha": 3.0}})
+    base = ["--base", tmp_path / "base"]
+    assert resize(tmp_path, "--rank", 5, "--format", "peft", *base, out="peft") == 0
+    if form == "orbax":
+        options = ["--rank", 7, "--format", "orbax", *base]
+        assert resize(tmp_path, *options, adapter="peft") == 0
+        opened = open_orbax(tmp_path / "out")
+        found = lora_oracle.deltas(
+            arrays(opened), opened.metadata["custom_metadata"]["lora"]["alpha"]
+        )
+    else:
+        found = {
+            f"{module.removeprefix('model.')}.weight": delta
+            for module, delta in deltas(tmp_path / "peft").items()
+        }
+    assert found.keys() == expected.keys()
+    for name, delta in expected.items():
+        # the factors are the same bits; alpha is a decimal number
+        assert np.allclose(found[name], delta, rtol=1e-13, atol=1e-14), name
 
 
 def test_down_and_up_again_loses_nothing_more(tmp_path: Path, adapter: dict[str, Array]) -> None:

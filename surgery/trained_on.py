@@ -23,7 +23,7 @@ from gemma_convert.surgery.quantised import Dequantised
 TRAINED_ON = "trained_on"
 """Key in a ledger, and in the metadata of a checkpoint opened beside one, see `from_metadata`."""
 
-_ARGUMENTS = ("weight_qtype", "tile_size", "weight_calibration_method")
+_ARGUMENTS = ("weight_qtype", "tile_size", "weight_calibration_method", "act_qtype")
 _BASE_DTYPE = "base_dtype"
 _QTYPES = {dtype: qtype for qtype, dtype in CODES.items()}
 _LARGEST_TILE = 2**31
@@ -182,9 +182,11 @@ def _scheme(rule: Mapping[str, Any]) -> Scheme | None:
     method = rule.get("weight_calibration_method") or "absmax"
     plain = isinstance(tile, int | float) and not isinstance(tile, bool)
     number = tile is None or (plain and 0 <= tile <= _LARGEST_TILE)  # nan is not
-    if qtype not in QTYPES or method != "absmax" or not number:
+    activations = rule.get("act_qtype")  # whose rounding no weights have
+    if qtype not in QTYPES or method != "absmax" or not number or activations is not None:
+        act = "" if activations is None else f"act_qtype {activations!r}, "
         raise AdapterError(
-            f"the checkpoint's metadata says weight_qtype {qtype!r}, tile_size {tile!r}, "
+            f"the checkpoint's metadata says weight_qtype {qtype!r}, {act}tile_size {tile!r}, "
             f"calibration {method!r}, which are not understood together",
             f"known are {', '.join(QTYPES)} with a number and absmax; {_FULL}",
         )

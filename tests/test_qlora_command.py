@@ -196,6 +196,7 @@ RULE = {"module_path": ".*", "rank": 4, "alpha": ALPHA, "weight_qtype": "int4", 
             "'minmax', which are",
         ),
         ({"weight_qtype": "int8", "tile_size": "8"}, [], "tile_size '8', calibration 'absmax'"),
+        ({"weight_qtype": "int8", "act_qtype": "int8"}, [], "'int8', act_qtype 'int8', tile_size"),
         (
             {"rules": [RULE, {**RULE, "tile_size": 16}]},
             [],

@@ -59,6 +59,11 @@ def test_they_disagree(stored: list[Scheme]) -> None:
         resolve(Scheme("int8", 16), stored)
 
 
+def test_tiles_left_out_are_not_those_of_the_first_of_two() -> None:
+    with pytest.raises(AdapterError, match=r"on different bases: .* int8, tile 8 and int8, tile 1"):
+        resolve(Scheme("int8"), [Scheme("int8", 8), Scheme("int8", 16)])
+
+
 def test_only_modules_with_factors_in_the_dtype_of_the_factors() -> None:
     model = read_model(GEMMA3, families())
     factors = factor_arrays(GEMMA3, F32)

@@ -145,7 +145,7 @@ def _of_hf(
     inputs: Inputs, donor: Parts, dtype: DType | None, computed: DType | None
 ) -> Surroundings:
     """What the reference has is copied as it is, but for towers that the source has itself."""
-    parts = inputs.other or inputs.own
+    parts = inputs.other if inputs.other and inputs.other.spelling else inputs.own
     found = parts.spelling if parts.spelling and parts.spelling.layout is HF else None
     towers = () if found and donor is parts else donor.known
     carried = carry(

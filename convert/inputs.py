@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gemma_convert.convert import dtypes
-from gemma_convert.convert.agreement import require_same_text_model
 from gemma_convert.convert.bases import Bases, choose
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import ConfigError, InputError, LayoutError
+from gemma_convert.convert.joined_config import joined_config
 from gemma_convert.convert.layouts import HF, Layout, Spelling
 from gemma_convert.convert.model import Model, read_model
 from gemma_convert.convert.parts import Parts, take_apart
@@ -28,7 +28,7 @@ class Inputs:
 
     Attributes:
         source: The checkpoint to convert.
-        base: HF directory beside it, if there is one.
+        base: HF directory beside it, if there is one; its config.json is that of the two.
         adapters: More adapters to merge.
         model: The dimensions.
         own: What ``source`` holds.
@@ -44,7 +44,7 @@ class Inputs:
 
     @property
     def reference(self) -> Checkpoint:
-        """Whose config.json counts: the base, or a source that is its own."""
+        """Whose config.json counts: the base, or a source that is its own; see `joined_config`."""
         return self.source if self.base is None else self.base
 
     @property
@@ -124,10 +124,13 @@ def read_inputs(
     Raises:
         GemmaConvertError: If they do not fit together.
     """
+    known = model_of(base if base is not None and not source.config else source, model)
+    own = take_apart(source, known, layout)
+    if base is not None and source.config and own.text:
+        lacking = {tower.part for tower in known.family.towers}
+        lacking -= {found.tower.part for found in own.known}
+        base = base.replace(config=joined_config(source.config, base.config, lacking))
     dims = model_of(source if base is None else base, model)
-    if base is not None:
-        require_same_text_model(source, base, dims)
-    own = take_apart(source, dims, layout)
     other = _base_parts(base, dims) if base is not None else None
     inputs = Inputs(source, base, adapters, dims, own, other)
     for _, parts in inputs.held():

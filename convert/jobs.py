@@ -17,6 +17,7 @@ from gemma_convert.convert.job import Job
 from gemma_convert.convert.job_notes import computed_note, mixed_note
 from gemma_convert.convert.layouts import HF, TUNIX, Layout
 from gemma_convert.convert.leftovers import plan_of
+from gemma_convert.convert.readers.side_files import files_of_both
 from gemma_convert.convert.relayout import relayout
 from gemma_convert.convert.rope import with_rope_type
 from gemma_convert.convert.tensor import Tensor, ancestry
@@ -99,7 +100,7 @@ def convert(
         config=head.untied_config(config) if untied else config,
         tensors=_in_order(target.tensors, inputs.reference),
         notes=(*notes, *bases.notes),
-        files={**inputs.reference.files, **inputs.source.files},
+        files=files_of_both(inputs.source.files, inputs.reference.files),
     )
     reasons = bases.unused()
     reasons |= {id(t): reason for adapter in merged for t, reason in adapter.unused}

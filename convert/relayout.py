@@ -157,7 +157,7 @@ def relayout(
         elif parameter.unread and not partial:
             names = [name for name, _ in stored_names(parameter, target)]
             if spare and all(name in spare for name in names):
-                made |= {name: spare[name] for name in names}
+                made |= {name: cast(spare[name], filler) for name in names}
                 refilled += names
             elif target.layout.unread == "wanted":
                 shape = parameter.shape(target.layout)

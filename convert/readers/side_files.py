@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from gemma_convert.convert.errors import InputError
@@ -28,6 +30,15 @@ REWRITTEN = frozenset({"config.json", "adapter_config.json", "conversion.json", 
 
 BASE_CARD = frozenset({"README.md", ".gitattributes"})
 """What belongs to the base's own repository page, not to a model made from it."""
+
+_TOKENIZER = re.compile(
+    r"tokenizer.*|special_tokens_map\.json|added_tokens\.json|vocab\..*|merges\.txt|chat_template.*|"
+    r"additional_chat_templates/.*"
+)
+"""Files that say together how text becomes ids."""
+
+_VOCABULARY = frozenset({"tokenizer.json", "tokenizer.model"})
+"""Of which each makes a tokenizer whole."""
 
 FOLDERS = ("additional_chat_templates",)
 """Folders whose files travel along too (transformers keeps named chat templates there)."""
@@ -64,3 +75,14 @@ def travels(name: str) -> bool:
     if name in REWRITTEN or name in BASE_CARD or name.startswith("."):
         return False
     return not name.removesuffix(".index.json").endswith(WEIGHT_SUFFIXES)
+
+
+def files_of_both(own: Mapping[str, Path], base: Mapping[str, Path]) -> dict[str, Path]:
+    """The side files of a checkpoint and its base: of one name the checkpoint's.
+
+    A tokenizer goes as a whole: the checkpoint's, if it has one, gets no template and no added
+    tokens of the base.
+    """
+    whole = not _VOCABULARY.isdisjoint(own)
+    others = {n: path for n, path in base.items() if not (whole and _TOKENIZER.fullmatch(n))}
+    return {**others, **own}

@@ -11,8 +11,10 @@ import pytest
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import ConfigError
 from gemma_convert.convert.jobs import convert
+from gemma_convert.convert.joined_config import joined_config
 from gemma_convert.convert.layouts import HF, LAYOUTS, TUNIX, Layout
 from gemma_convert.convert.readers import open_checkpoint
+from gemma_convert.convert.readers.side_files import files_of_both
 from gemma_convert.convert.tensor import Array
 from tests import tiny_towers
 from tests.checkpoints import GEMMA3, GEMMA4, arrays, assert_same_bits, base_arrays, memory
@@ -109,37 +111,102 @@ def test_what_nothing_reads_is_the_bases_or_zero(layout: str, whole: bool) -> No
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
-    [
-        ({"query_pre_attn_scalar": 3}, "query_pre_attn_scalar is 3, in base it is"),
-        ({"rope_theta": 50.0}, "RoPE of full_attention is"),
-        ({"rope_local_base_freq": 9.0}, "RoPE of sliding_attention is"),
-        ({"sliding_window": 4}, "sliding_window is 4, in base it is"),
-        ({"tie_word_embeddings": False}, "tie_word_embeddings is False, in base it is True"),
-    ],
+    "key", ["query_pre_attn_scalar", "sliding_window", "rope_theta", "layer_types"]
 )
-def test_another_model_of_the_same_shapes_is_refused(changed: dict[str, Any], told: str) -> None:
-    """The output has one config.json, and that is the base's."""
-    values = weights(5)
-    if changed.get("tie_word_embeddings") is False:
-        values[HEAD] = values[f"{PREFIX}embed_tokens.weight"] + np.float32(1)
-    known = {"query_pre_attn_scalar": 10, "sliding_window": 8}
-    tuned = checkpoint(values, "tuned", **{**known, **changed})
-    base = checkpoint(weights(6), "base", **known)
-    with pytest.raises(ConfigError, match=f"^tuned: config.json: {told}"):
-        convert(tuned, HF, base=base)
+@pytest.mark.parametrize("said_by", ["both", "tuned", "base"])
+def test_the_text_model_is_what_the_weights_were_trained_as(key: str, said_by: str) -> None:
+    """Whatever the base's config.json says, or does not say, of the same shapes."""
+    own = {"layer_types": ["full_attention"] * GEMMA3["num_hidden_layers"]}.get(key, 6)
+    other = {"layer_types": ["sliding_attention"] * GEMMA3["num_hidden_layers"]}.get(key, 8)
+    tuned = checkpoint(weights(5), "tuned", **({key: own} if said_by != "base" else {}))
+    base = checkpoint(weights(6), "base", **({key: other} if said_by != "tuned" else {}))
+    config = convert(tuned, HF, base=base).plan.target.config
+    assert config == tuned.config
 
 
-def test_keys_that_change_nothing_may_differ() -> None:
-    """And RoPE may be spelled in the old form and in the new one."""
-    old = {"rope_theta": 5e5, "rope_local_base_freq": 2e4}
-    new = {
-        "full_attention": {"rope_type": "default", "rope_theta": 5e5},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+NESTED = {
+    "model_type": "gemma3",
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "tie_word_embeddings": False,
+    "mm_tokens_per_image": 4,
+    "vision_config": {"model_type": "siglip_vision_model", "layer_norm_eps": 1e-6},
+    "text_config": {**GEMMA3, "sliding_window": 8},
+}
+
+
+def test_a_text_model_in_a_bases_whole_one() -> None:
+    """The towers and what goes with them are the base's; the text model and its head are not."""
+    own = {**GEMMA3, "architectures": ["Gemma3ForCausalLM"], "sliding_window": 6}
+    joined = joined_config(own, NESTED, {"vision"})
+    del own["architectures"]
+    expected = {**NESTED, "text_config": own, "tie_word_embeddings": GEMMA3["tie_word_embeddings"]}
+    assert joined == expected
+
+
+@pytest.mark.parametrize("has_tower", [True, False])
+@pytest.mark.parametrize("tied", [True, False, None])
+def test_two_whole_models(has_tower: bool, tied: bool | None) -> None:
+    """A tower's section is of whoever gives the tower; the rest is the source's, if it says it."""
+    left = ("tie_word_embeddings", "architectures")
+    text = {key: value for key, value in GEMMA3.items() if key not in left}
+    own: dict[str, Any] = {
+        "model_type": "gemma3",
+        "image_token_index": 7,
+        "vision_config": {"model_type": "siglip_vision_model", "layer_norm_eps": 0.5},
+        "text_config": text,
     }
-    tuned = checkpoint(weights(5), "tuned", rope_parameters=new, pad_token_id=1, use_cache=False)
-    base = checkpoint(weights(6), "base", **old, pad_token_id=0, use_cache=True)
-    assert convert(tuned, HF, base=base).plan.target.config["pad_token_id"] == 0
+    if tied is not None:
+        own["tie_word_embeddings"] = tied
+    joined = joined_config(own, NESTED, set() if has_tower else {"vision"})
+    assert joined["vision_config"] == (own if has_tower else NESTED)["vision_config"]
+    assert joined["text_config"] == text
+    assert joined.get("tie_word_embeddings") == tied
+    assert (joined["image_token_index"], joined["mm_tokens_per_image"]) == (7, 4)
+
+
+def test_a_whole_model_beside_a_bases_text_model() -> None:
+    assert joined_config(NESTED, GEMMA3, {"vision"}) == NESTED
+
+
+@pytest.mark.parametrize("has_tower", [True, False])
+def test_a_tower_keeps_its_section(has_tower: bool, tmp_path: Path) -> None:
+    """Also where the source's config.json describes a tower that it does not have."""
+    tuned, base = (
+        open_checkpoint(tiny_towers.save("gemma3", tmp_path / name, seed))
+        for seed, name in enumerate(("tuned", "base"))
+    )
+    section = {**tuned.config["vision_config"], "layer_norm_eps": 0.5}
+    tuned = tuned.replace(config={**tuned.config, "vision_config": section})
+    if not has_tower:
+        text = {name: tensor for name, tensor in tuned.items() if "language_model" in name}
+        tuned = tuned.replace(tensors=text)
+    target = convert(tuned, HF, base=base).plan.target
+    eps = target.config["vision_config"]["layer_norm_eps"]
+    assert (eps == 0.5) == has_tower
+    assert set(target) == set(base)
+
+
+def test_a_head_beside_a_base_without_weights() -> None:
+    """As a directory of config and tokenizer."""
+    values = weights(5)
+    values[HEAD] = values[f"{PREFIX}embed_tokens.weight"] + np.float32(1)
+    tuned = checkpoint(values, "tuned", tie_word_embeddings=False)
+    base = checkpoint({}, "base", tie_word_embeddings=False)
+    assert_same_bits(arrays(convert(tuned, HF, base=base).plan.target), arrays(tuned))
+
+
+@pytest.mark.parametrize("layout", ["hf", "tunix", "deepmind-stacked", "maxtext"])
+@pytest.mark.parametrize("dtypes", [("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_what_nothing_reads_gets_the_sources_dtype(layout: str, dtypes: tuple[str, str]) -> None:
+    """A fine-tune in float32 beside the Hub's bfloat16: one array cannot hold both."""
+    config = {**GEMMA4["text_config"], "attention_k_eq_v": False, "num_kv_shared_layers": 1}
+    own, other = map(np.dtype, dtypes)
+    tuned = base_arrays(config, PREFIX, own, seed=5)
+    dead = [f"{PREFIX}layers.2.self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm")]
+    alive = {name: array for name, array in tuned.items() if name not in dead}
+    base = memory(base_arrays(config, PREFIX, other, seed=6), config=config, source="base")
+    job = convert(memory(alive, config=config, source="tuned"), LAYOUTS[layout], base=base)
+    assert {tensor.dtype for tensor in job.plan.target.values()} == {own}
 
 
 def test_a_head_of_the_base_is_no_head_of_the_source() -> None:
@@ -151,9 +218,10 @@ def test_a_head_of_the_base_is_no_head_of_the_source() -> None:
 
 
 def test_side_files_of_the_source_come_first(tmp_path: Path) -> None:
-    """As a tokenizer with more tokens, and the base's processor beside it."""
+    """As a tokenizer with more tokens: none of the base's goes in, and its processor does."""
     made = {}
-    for name, files in (("tuned", ["tokenizer.json"]), ("base", ["tokenizer.json", "x.json"])):
+    others = ["tokenizer.json", "chat_template.jinja", "added_tokens.json", "x.json"]
+    for name, files in (("tuned", ["tokenizer.json"]), ("base", others)):
         for file in files:
             (tmp_path / f"{name}-{file}").write_text("{}")
         found = {file: tmp_path / f"{name}-{file}" for file in files}
@@ -163,6 +231,13 @@ def test_side_files_of_the_source_come_first(tmp_path: Path) -> None:
         "tokenizer.json": "tuned-tokenizer.json",
         "x.json": "base-x.json",
     }
+
+
+def test_a_template_alone_is_no_tokenizer(tmp_path: Path) -> None:
+    """The base's tokenizer stays, the template is the source's."""
+    files = {name: tmp_path / name for name in ("tokenizer.json", "chat_template.jinja")}
+    own = {"chat_template.jinja": tmp_path / "own.jinja"}
+    assert files_of_both(own, files) == {**files, **own}
 
 
 @pytest.mark.parametrize("layout", ["tunix-head", "deepmind", "maxtext-unscanned"])

@@ -52,7 +52,13 @@ def choose(name: str, options: Options) -> Source:
         opened = open_base(base)
         about = _about(str(path), "peft", opened, options, opened)
         adapted_by = replace(about, adapted=True)
-        return HuggingFace(adapted_by, _local(base), _local(path), options.low_memory)
+        if options.low_memory:  # PEFT renames tensors in the very files that layers are read from
+            raise InputError(
+                f"{path}: --low-memory does not go with an adapter: PEFT would rewrite the base's "
+                "files",
+                "merge it first (surgery merge-lora), or leave --low-memory out",
+            )
+        return HuggingFace(adapted_by, _local(base), _local(path))
     if checkpoint.format == "safetensors" and checkpoint.config:
         about = _about(str(path), "transformers", checkpoint, options, checkpoint)
         return HuggingFace(about, _local(path), low_memory=options.low_memory)

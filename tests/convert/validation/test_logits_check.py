@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.tensor import Array
 from gemma_convert.convert.validation.engines.choose import Options
 from gemma_convert.convert.validation.result import Result
@@ -160,3 +162,14 @@ def test_layers_left_on_the_disk_give_the_same_logits(
     assert result.passed
     assert result.data["worst"]["max_abs"] == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_low_memory_with_an_adapter_is_refused(deep: Path, few: Path, tmp_path: Path) -> None:
+    """PEFT renames tensors in the files that layers are read from: the user's own."""
+    before = (deep / "model.safetensors").read_bytes()
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2}')
+    save_file({"x": np.zeros(2, np.float32)}, tmp_path / "adapter_model.safetensors")
+    given = Options(base=deep, low_memory=True)
+    with pytest.raises(InputError, match="--low-memory does not go with an adapter"):
+        compare_logits(Request(str(tmp_path), str(deep), given, Options(), few))
+    assert (deep / "model.safetensors").read_bytes() == before

@@ -127,6 +127,11 @@ def read_inputs(
     known = model_of(base if base is not None and not source.config else source, model)
     own = take_apart(source, known, layout)
     if base is not None and source.config and own.text:
+        if base.config and model_of(base, None).family is not known.family:
+            raise ConfigError(
+                f"{base.source}: config.json is not of {known.family.name}, as {source.source} is",
+                "give the base that the weights were trained from, or leave --base out",
+            )
         lacking = {tower.part for tower in known.family.towers}
         lacking -= {found.tower.part for found in own.known}
         base = base.replace(config=joined_config(source.config, base.config, lacking))

@@ -249,3 +249,10 @@ def test_towers_of_the_base_that_the_source_has_itself(layout: str, tmp_path: Pa
     dropped = convert(tuned, LAYOUTS[layout], base=base).plan.dropped
     reasons = {why for name, why in dropped.items() if name.endswith(f" of {base.source}")}
     assert reasons == {OWN}
+
+
+def test_a_base_of_another_family_is_refused() -> None:
+    """Its towers would stand around a text model that they do not fit."""
+    base = memory({}, config=GEMMA4, source="base")
+    with pytest.raises(ConfigError, match="is not of gemma3, as tuned is"):
+        convert(checkpoint(weights(5), "tuned"), HF, base=base)

@@ -125,6 +125,25 @@ def test_what_is_not_stored_is_assumed_and_said(tmp_path: Path, plain: Path) -> 
     assert any(given[name].tobytes() != assumed[name].tobytes() for name in given)
 
 
+def test_an_assumption_is_not_stored(tmp_path: Path, plain: Path) -> None:
+    """Factors that somebody widened stay silent of their base, so that it can still be said."""
+    sample = "qlora_int4_full"
+    values = trained(sample)
+    run = write_run(tmp_path / "run", widened(factors_of(values)), lora(ALPHA))
+    assert surgery("resize-lora", run, "--rank", 8, "--out", tmp_path / "more") == 0
+    assert "base_dtype" not in lora_of(tmp_path / "more")
+    to_peft = ["orbax-to-peft", tmp_path / "more", "--base", plain, "--out", tmp_path / "peft"]
+    assert run_cli(*to_peft, "--quiet") == 0
+    to_orbax = ["peft-to-orbax", tmp_path / "peft", "--base", plain, "--out", tmp_path / "again"]
+    assert run_cli(*to_orbax, "--quiet") == 0
+    onto(tmp_path, tmp_path / "again", plain, sample)
+    assert any("float32 was assumed" in note for note in ledger(tmp_path)["notes"])
+    (tmp_path / "out").rename(tmp_path / "assumed")
+    found = onto(tmp_path, tmp_path / "again", plain, sample, "--base-dtype", "bfloat16")
+    for name, array in by_hand(sample, values).items():
+        assert found[name].tobytes() == array.tobytes(), name
+
+
 def test_validation_knows_the_dtype(tmp_path: Path, plain: Path, capsys: Any) -> None:
     run = write_run(tmp_path / "run", widened(factors_of(trained("qlora_int8_full"))), lora(ALPHA))
     onto(tmp_path, run, plain, "qlora_int8_full", "--base-dtype", "bfloat16")

@@ -27,13 +27,16 @@ def base_dtypes(adapter: Adapter) -> tuple[np.dtype[Any], ...]:
 def carried(adapter: Adapter) -> Adapter:
     """``adapter`` with all that is known of its base, before its factors become others.
 
-    Qwix gives factors the dtype of their weights; those of PEFT tell nothing, it widens them. How a
-    base was quantised in MaxText's axes cannot be said in Tunix's: a note tells of it.
+    Qwix gives factors the dtype of their weights; those of float32 alone tell nothing: they may
+    have been widened since, and PEFT widens its own. How a base was quantised in MaxText's axes
+    cannot be said in Tunix's: a note tells of it.
     """
     if adapter.spelling.layout is HF:
         return adapter
     said = adapter.trained_on
-    names = said.dtypes or tuple(str(dtype) for dtype in base_dtypes(adapter))
+    found = base_dtypes(adapter)
+    told = any(dtype.itemsize == 2 for dtype in found)
+    names = said.dtypes or (tuple(map(str, found)) if told else ())
     if adapter.spelling.layout is TUNIX or not said.rules:
         return replace(adapter, trained_on=TrainedOn(said.rules, names))
     note = (

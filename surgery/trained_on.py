@@ -138,17 +138,22 @@ def _said(lora: Any) -> TrainedOn:
     if not isinstance(lora, Mapping):
         return TrainedOn()
     rules = lora.get("rules")
-    places = [lora, *(rules if isinstance(rules, list) else [rules])]
-    own = [place for place in places if isinstance(place, Mapping)]
-    found = [
-        {key: place[key] for key in _ARGUMENTS if place.get(key) is not None}
-        for place in own
-        if "weight_qtype" in place
-    ]
+    listed = [r for r in (rules if isinstance(rules, list) else [rules]) if isinstance(r, Mapping)]
+    shared = "weight_qtype" in lora
+    # a rule that says nothing leaves its modules as they are, unless what is said is of all
+    places = [lora, *(r for r in listed if "weight_qtype" in r)] if shared else listed
+    found = [_quantising(place) for place in places]
     found = found if any(found) else []
     dtype = lora.get(_BASE_DTYPE)
     dtypes = dtype if isinstance(dtype, list) else [] if dtype is None else [dtype]
     return TrainedOn(_once(found), _once(map(str, dtypes)))
+
+
+def _quantising(place: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that quantise the base; none where it stays as it is."""
+    if place.get("weight_qtype") is None:
+        return {}
+    return {key: place[key] for key in _ARGUMENTS if place.get(key) is not None}
 
 
 def stored_scheme(metadata: Mapping[str, Any]) -> Scheme | None:

@@ -144,6 +144,26 @@ def test_an_assumption_is_not_stored(tmp_path: Path, plain: Path) -> None:
         assert found[name].tobytes() == array.tobytes(), name
 
 
+def test_a_rule_that_says_nothing_quantises_nothing(
+    tmp_path: Path, plain: Path, capsys: Any
+) -> None:
+    """Beside one that does: some modules were quantised in training, and others were not."""
+    rules = [
+        {"module_path": ".*attn.*", "rank": 4, "alpha": ALPHA, "weight_qtype": "int8"},
+        {"module_path": ".*mlp.*", "rank": 4, "alpha": ALPHA},
+    ]
+    values = factors_of(trained("qlora_lora_only"))
+    run = write_run(tmp_path / "run", values, lora(ALPHA, rules=rules))
+    words = ["orbax-to-hf", run, "--base", plain, "--out", tmp_path / "out"]
+    assert run_cli(*words, "--base-quantization", "int8", "--quiet") == 1
+    assert "full precision" in capsys.readouterr().err
+    # said of all, the rules need not say it again
+    del rules[0]["weight_qtype"]
+    run = write_run(tmp_path / "all", values, lora(ALPHA, rules=rules, weight_qtype="int8"))
+    words[1] = run
+    assert run_cli(*words, "--base-quantization", "int8", "--quiet") == 0
+
+
 def test_validation_knows_the_dtype(tmp_path: Path, plain: Path, capsys: Any) -> None:
     run = write_run(tmp_path / "run", widened(factors_of(trained("qlora_int8_full"))), lora(ALPHA))
     onto(tmp_path, run, plain, "qlora_int8_full", "--base-dtype", "bfloat16")

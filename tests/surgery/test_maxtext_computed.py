@@ -121,7 +121,7 @@ def test_a_quantised_base_is_noted() -> None:
         resize_lora(source, rank=9, model=model, config=config),
         to_peft(source, model, config),
     ):
-        assert exchange.job.details["trained_on"] == {"rules": [], "base_dtype": "float32"}
+        assert "trained_on" not in exchange.job.details  # nor do float32 factors tell a dtype
         notes = [note for note in exchange.job.plan.target.notes if "in MaxText's axes" in note]
         assert len(notes) == 1
     with pytest.raises(AdapterError, match="none of the adapters is one of Qwix in Tunix"):

@@ -11,6 +11,7 @@ import tempfile
 from collections import OrderedDict
 from pathlib import Path
 from threading import Lock
+from typing import BinaryIO
 
 import numpy as np
 
@@ -33,15 +34,18 @@ class Spool:
         self._files: OrderedDict[str, Path] = OrderedDict()
         self._lock = Lock()
 
-    def open(self, tensor: RangeTensor) -> Path:
-        """The file with all of the tensor's bytes; fetched if it is not there."""
+    def open(self, tensor: RangeTensor) -> BinaryIO:
+        """The file with all of the tensor's bytes, open; fetched if it is not there.
+
+        It stays readable when another tensor's takes its place.
+        """
         with self._lock:
             if tensor.name not in self._files:
                 while len(self._files) >= _KEPT:
                     self._files.popitem(last=False)[1].unlink()
                 self._files[tensor.name] = self._fetch(tensor)
             self._files.move_to_end(tensor.name)
-            return self._files[tensor.name]
+            return self._files[tensor.name].open("rb")
 
     def _fetch(self, tensor: RangeTensor) -> Path:
         with tempfile.NamedTemporaryFile(dir=self._directory, delete=False) as file:
@@ -103,7 +107,7 @@ class RangeTensor(Tensor):
             every = np.frombuffer(self.fetch(0, self.nbytes), self.dtype).reshape(self.shape)
             array[...] = every[slices(box)]
         else:
-            with self._spool.open(self).open("rb") as file:
+            with self._spool.open(self) as file:
                 for index, start in enumerate(starts):
                     file.seek(start)
                     file.readinto(target[index * run_bytes : (index + 1) * run_bytes])

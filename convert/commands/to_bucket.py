@@ -85,12 +85,22 @@ def run_to_bucket(
     ledger = _made_before(local, job) or convert(local)
     ledger["output"]["path"] = url
     text = json.dumps(ledger, indent=2, allow_nan=False) + "\n"
-    (local / LEDGER_NAME).write_text(text, encoding="utf-8")
+    written = local.with_name(f"{local.name}.{LEDGER_NAME}")
+    written.write_text(text, encoding="utf-8")
+    written.replace(local / LEDGER_NAME)
     total = sum(entry.stat().st_size for entry in local.rglob("*") if entry.is_file())
     with progress("uploading", total, quiet=quiet) as advance:
         upload_directory(objects, local, path, progress=advance)
-    shutil.rmtree(local)
+    _remove(local)
     return ledger
+
+
+def _remove(local: Path) -> None:
+    """Remove a directory so that a kill leaves nothing of it that `_made_before` takes for it."""
+    uploaded = local.with_name(f"{local.name}.uploaded")
+    shutil.rmtree(uploaded, ignore_errors=True)  # left by a kill
+    local.rename(uploaded)
+    shutil.rmtree(uploaded)
 
 
 def staging_directory(url: str) -> Path:

@@ -210,3 +210,21 @@ def test_paths(url: str) -> None:
     path = parse_bucket_path(url)
     assert path == BucketPath("b", url.rstrip("/")[5:].partition("/")[2])
     assert str(path) == url.rstrip("/")
+
+
+def test_a_spooled_tensor_stays_open_while_others_take_its_place(tmp_path: Path) -> None:
+    class Numbered:
+        nbytes = 1
+
+        def __init__(self, number: int) -> None:
+            self.name = str(number)
+
+        def fetch(self, start: int, stop: int) -> bytes:
+            return self.name.encode()
+
+    spool = range_tensor.Spool(tmp_path)
+    files = [spool.open(Numbered(number)) for number in range(9)]  # type: ignore[arg-type]
+    assert [file.read() for file in files] == [str(number).encode() for number in range(9)]
+    assert len(list(tmp_path.iterdir())) == 4
+    for file in files:
+        file.close()

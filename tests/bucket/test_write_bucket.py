@@ -173,6 +173,36 @@ def test_an_interrupted_upload_goes_on_without_converting(
     assert json.loads(bucket.files("out")["conversion.json"]) == created
 
 
+@pytest.mark.parametrize("moment", ["ledger", "removal"])
+def test_killed_around_the_upload(
+    bucket: Bucket, merge: Merge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """What is left of the local copy must not be taken for all of it."""
+    target = without_ledger(expected(merge, tmp_path / "out"))
+    with monkeypatch.context() as patch:
+        if moment == "removal":
+
+            def remove(path: Path, **options: Any) -> None:
+                if path.is_dir():
+                    next(path.glob("*.safetensors")).unlink()
+                    raise Cut
+
+            patch.setattr("gemma_convert.convert.commands.to_bucket.shutil.rmtree", remove)
+        else:
+            real = Path.write_text
+
+            def write(self: Path, data: str, **options: Any) -> int:
+                if "gs://" not in data:
+                    return real(self, data, **options)
+                real(self, data[:9], **options)
+                raise Cut
+
+            patch.setattr(Path, "write_text", write)
+        assert run_cli(*merge, "--quiet", "--out", bucket.url("out")) == 1
+    assert run_cli(*merge, "--quiet", "--force", "--out", bucket.url("out")) == 0
+    assert without_ledger(bucket.files("out")) == target
+
+
 def test_another_job_does_not_take_over_what_is_left(
     bucket: Bucket, merge: Merge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

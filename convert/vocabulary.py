@@ -123,6 +123,14 @@ def fit_vocabulary(
     return checkpoint.replace(tensors=tensors, notes=(*checkpoint.notes, note))
 
 
+def with_rows(delta: Tensor, rows: int) -> Tensor:
+    """What is added to an embedding of ``rows`` rows: nothing to those that ``delta`` lacks."""
+    found = delta.shape[0]
+    if found == rows:
+        return delta
+    return FirstRows(delta, rows) if found > rows else Rows(delta, _zeros(delta, rows))
+
+
 def _zeros(tensor: Tensor, rows: int) -> Tensor:
     return Zeros((rows, *tensor.shape[1:]), tensor.dtype)
 

@@ -20,6 +20,7 @@ from gemma_convert.convert.relayout import relayout
 from gemma_convert.convert.rows import row
 from gemma_convert.convert.stack import unstacked
 from gemma_convert.convert.tensor import Tensor, Zeros
+from gemma_convert.convert.vocabulary import embedding_name, with_rows
 from gemma_convert.surgery.adapters.adapter import Adapter
 from gemma_convert.surgery.adapters.peft_keys import weight_name
 from gemma_convert.surgery.adapters.place import Placed, no_module, place
@@ -82,6 +83,9 @@ def all_deltas(
         AdapterError: If a pair does not fit the base.
     """
     text = deltas(adapter, model, spelling, weights, arithmetic)
+    embedding = embedding_name(model, spelling)
+    if embedding in text and embedding in weights:
+        text[embedding] = with_rows(text[embedding], weights[embedding].shape[0])
     return text | _outside(adapter, model, weights, spelling, arithmetic)
 
 

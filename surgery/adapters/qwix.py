@@ -153,7 +153,7 @@ def check_rank(metadata: Mapping[str, Any], pairs: Mapping[str, Pair]) -> None:
     places += [custom.get("lora_rank"), custom.get("rank"), maxtext.beside(metadata).get("r")]
     ranks = [place for place in places if place is not None]
     for rank, (name, pair) in ((rank, item) for rank in ranks for item in pairs.items()):
-        if str(rank) != str(pair.rank):
+        if rank not in (pair.rank, str(pair.rank)):
             raise AdapterError(
                 f"{name}: the factors have rank {pair.rank}, the checkpoint's metadata says {rank}",
                 "factors and metadata belong to different runs",

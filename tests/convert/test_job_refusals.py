@@ -83,6 +83,14 @@ def test_towers_left_out_have_their_own_reason() -> None:
     }
 
 
+@pytest.mark.parametrize("rank", [2, 2.0, "2"])
+def test_a_stored_rank_that_is_right(rank: Any) -> None:
+    model = read_model(CONFIG, families())
+    factors = random_factors(model, Spelling(TUNIX, ""), 2, F32)
+    run = factors.replace(source="run", metadata={"custom_metadata": {"rank": rank}})
+    assert convert(run, HF, base=base(**tower(F32)), alpha=4.0).adapters
+
+
 @pytest.mark.parametrize("stored", [{"lora": {"r": 16}}, {"lora_rank": 16}, {"rank": "16"}])
 def test_a_stored_rank_in_any_spelling(stored: dict[str, Any]) -> None:
     model = read_model(CONFIG, families())

@@ -13,7 +13,9 @@ from gemma_convert.convert.job import Job
 from gemma_convert.convert.jobs import convert
 from gemma_convert.convert.layouts import DEEPMIND, HF, TUNIX, Layout
 from gemma_convert.convert.tensor import Array
-from tests.checkpoints import BF16, GEMMA3, arrays, assert_same_bits, base_arrays, memory
+from gemma_convert.surgery.adapters.open import adapter_source
+from tests.checkpoints import BF16, F32, GEMMA3, arrays, assert_same_bits, base_arrays, memory
+from tests.peft_files import in_memory
 
 SMALL = {**GEMMA3, "hidden_size": 5, "num_hidden_layers": 1, "layer_types": None}
 MULTIMODAL: dict[str, Any] = {
@@ -144,3 +146,18 @@ def test_any_other_number_of_rows_is_refused() -> None:
     source = memory(values, config=MULTIMODAL, source="base")
     with pytest.raises(LayoutError, match=r"expected v d = 262208 5 by config.json, found shape"):
         convert(source, TUNIX)
+
+
+@pytest.mark.parametrize("layout", [HF, TUNIX], ids=lambda layout: layout.name)
+def test_an_adapter_of_the_embedding_changes_the_rows_that_it_has(layout: Layout) -> None:
+    """256000 rows of Hugging Face's, in an embedding of 256128 rows too."""
+    rng = np.random.default_rng(3)
+    a, b = rng.normal(size=(2, 256000)).astype("f4"), rng.normal(size=(5, 2)).astype("f4")
+    stem = "base_model.model.model.embed_tokens.lora_embedding_"
+    adapter = in_memory({f"{stem}A": a, f"{stem}B": b}, r=2, lora_alpha=3, ensure_weight_tying=True)
+    base = memory(base_arrays(GEMMA2, "model.", F32), config=GEMMA2, source="base")
+    made = embedding(convert(base, layout, adapters=[adapter_source(adapter)]))
+    expected = base["model.embed_tokens.weight"].numpy() + np.float32(1.5) * (b @ a).T
+    np.testing.assert_allclose(made[:256000], expected, rtol=0, atol=1e-6)  # the order of sums
+    assert made.shape == ({HF: 256000, TUNIX: 256128}[layout], 5)
+    assert not made[256000:].any()

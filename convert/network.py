@@ -50,6 +50,10 @@ class Parameter:
         """How ``layout`` stores the values of the tensor at that place on the spelled axes."""
         return self.row.cell(layout).values(self.layer, at)
 
+    def gain(self, layout: Layout) -> float:
+        """What ``layout``'s layer multiplies the weight by before the product."""
+        return self.row.cell(layout).gain(self.layer)
+
     def __str__(self) -> str:
         return self.row.name if self.index is None else f"{self.row.name} of layer {self.index}"
 

@@ -65,6 +65,10 @@ Values = Callable[[Layer, Mapping[str, int]], Affine]
 """How a layout stores the values of a parameter: by the layer, and by the place of the tensor on
 the axes that its name spells."""
 
+Gain = Callable[[Layer], float]
+"""What a layout's layer multiplies the weight by before the product. A LoRA delta is added behind
+that, so it is one of the scaled weight."""
+
 
 def everywhere(layer: Layer) -> bool:
     """A row that stands in every layer."""
@@ -81,13 +85,26 @@ def plainly(layer: Layer, at: Mapping[str, int]) -> Affine:
     return AS_IT_IS
 
 
+def unscaled(layer: Layer) -> float:
+    """A layer that multiplies by the weight as it is."""
+    return 1.0
+
+
 @dataclass(frozen=True)
 class Cell:
-    """A row in one layout: the template of its names, the pattern of its axes, its values."""
+    """A row in one layout: the template of its names, the pattern of its axes, its values.
+
+    Attributes:
+        template: Of its names.
+        pattern: Of its axes.
+        values: How they are stored.
+        gain: See `Gain`.
+    """
 
     template: Template
     pattern: Pattern
     values: Values = plainly
+    gain: Gain = unscaled
 
     @property
     def axes(self) -> frozenset[str]:
@@ -159,6 +176,14 @@ class Row:
         changed = {
             _key(layout): replace(self.cells[_key(layout)], values=kind)
             for layout, kind in values.items()
+        }
+        return replace(self, cells={**self.cells, **changed})
+
+    def scaled(self, **gains: Gain) -> Row:
+        """This row, its weight scaled by the layer of some layouts; see `Gain`."""
+        changed = {
+            _key(layout): replace(self.cells[_key(layout)], gain=gain)
+            for layout, gain in gains.items()
         }
         return replace(self, cells={**self.cells, **changed})
 

@@ -45,6 +45,14 @@ def has_ple(layer: Layer) -> bool:
     return layer.has_ple
 
 
+def by_root(layer: Layer) -> float:
+    """JAX's ``Einsum(w_scale=embed_dim ** -0.5)`` multiplies w, Hugging Face the product.
+
+    Source: Tunix 0.1.7, ``models/gemma4/model.py``; Qwix adapts the einsum with the scaled w.
+    """
+    return float(layer.sizes["d"]) ** -0.5
+
+
 ATTENTION = (
     common.QUERY,
     common.KEY_AND_VALUE.only(has_value).may_lack(shares_kv),
@@ -182,7 +190,7 @@ PER_LAYER_EMBEDDINGS = (
         tunix_head=("embedder.per_layer_model_projection.w", "d (l p)"),
         deepmind=("embedder/per_layer_model_projection/w", "d l p"),
         maxtext=(f"{_PER_LAYER}/per_layer_model_projection/kernel", "d (l p)"),
-    ),
+    ).scaled(tunix=by_root, tunix_head=by_root, deepmind=by_root),
     row(
         "per_layer_projection_norm",
         where=has_ple,

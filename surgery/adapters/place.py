@@ -25,7 +25,7 @@ class Placed:
         pair: The factors, in the one form that fits.
         parameter: What the weight is, or is a part of.
         at: The part: positions on the axes that the name spells by words.
-        scale: What A.B is multiplied by, without the adapter's weight.
+        scale: What A.B is multiplied by to be added to the weight, without the adapter's weight.
     """
 
     name: str
@@ -53,7 +53,8 @@ def place(adapter: Adapter, model: Model) -> dict[str, Placed]:
             pair = adapter.pairs.get(name)
             if pair is not None and _takes(parameter, pair):
                 fitted = _fitted(adapter, name, pair, parameter)
-                placed[name] = Placed(name, fitted, parameter, at, adapter.scale(name))
+                scale = adapter.scale(name) / parameter.gain(adapter.spelling.layout)
+                placed[name] = Placed(name, fitted, parameter, at, scale)
     return placed
 
 

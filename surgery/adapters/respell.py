@@ -105,7 +105,7 @@ def respell(adapter: Adapter, model: Model, spelling: Spelling, form: Form) -> A
                 if id(p.pair.a) not in kept
             ]
             pairs[name] = _pair(adapter, joined, parameter, at, spelling, form)
-            scales[name] = group[0].scale * adapter.weight
+            scales[name] = group[0].scale * adapter.weight * parameter.gain(spelling.layout)
     return replace(
         adapter,
         pairs=pairs,

@@ -241,15 +241,11 @@ def test_dora_and_saved_modules_do_not_go_to_tunix(tmp_path: Path, capsys: Any) 
         assert "merge it: gemma-convert surgery merge-lora" in text
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Gemma 4 as transformers saves it."""
-    directory = tmp_path_factory.mktemp("gemma4")
-    tiny.hf_model("gemma4-12b").save_pretrained(directory / "base")
-    return directory
+_PER_LAYER = ["per_layer_model_projection", "per_layer_input_gate", "per_layer_projection"]
 
 
-def test_peft_and_tunix_compute_the_same(base: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("case", "more"), [("gemma4-12b", []), ("gemma4-e2b", _PER_LAYER)])
+def test_peft_and_tunix_compute_the_same(case: str, more: list[str], tmp_path: Path) -> None:
     """An adapter made by PEFT, run by Tunix; what comes back from there, run by PEFT again.
 
     Ranks and scales differ by module, those of k and v too: Tunix gets the rules of the metadata.
@@ -258,21 +254,21 @@ def test_peft_and_tunix_compute_the_same(base: Path, tmp_path: Path) -> None:
     from flax import nnx
     from tunix.sft.checkpoint_manager import CheckpointManager
 
-    (tmp_path / "base").symlink_to(base / "base")
+    tiny.hf_model(case).save_pretrained(tmp_path / "base")
     config = {
         "r": 3,
         "lora_alpha": 7,
-        "target_modules": peft_oracle.ALL_LINEAR,
+        "target_modules": [*peft_oracle.ALL_LINEAR, *more],
         "rank_pattern": {"layers.1.self_attn.k_proj": 5, "up_proj": 2},
         "alpha_pattern": {"layers.1.self_attn.v_proj": 11},
     }
-    peft = peft_oracle.peft_model(tiny.hf_model("gemma4-12b"), **config)
+    peft = peft_oracle.peft_model(tiny.hf_model(case), **config)
     expected = tiny.hf_logits(peft)
     root = to_orbax(tmp_path, peft_oracle.save(peft, tmp_path / "adapter"))
 
     words = ["hf-to-orbax", tmp_path / "base", "--layout", "tunix", "--out", tmp_path / "weights"]
     assert run_cli(*words, "--quiet") == 0
-    model = tiny.tunix_model("gemma4-12b", seed=8)
+    model = tiny.tunix_model(case, seed=8)
     tiny.tunix_restore(model, tmp_path / "weights")
     rules = open_orbax(root).metadata["custom_metadata"]["lora"]["rules"]
     provider = qwix.LoraProvider([qwix.LoraRule(**rule) for rule in rules])
@@ -283,5 +279,9 @@ def test_peft_and_tunix_compute_the_same(base: Path, tmp_path: Path) -> None:
     assert np.abs(tiny.tunix_logits(lora) - expected).max() < BOUND
 
     again = to_peft(tmp_path, root)
-    found = peft_oracle.loaded_logits(tiny.hf_model("gemma4-12b"), again)
+    found = peft_oracle.loaded_logits(tiny.hf_model(case), again)
     assert np.abs(found - expected).max() < BOUND
+
+    words = ["orbax-to-hf", root, "--base", tmp_path / "base", "--out", tmp_path / "merged"]
+    assert run_cli(*words, "--dtype", "float32", "--quiet") == 0
+    assert np.abs(tiny.hf_logits(tiny.hf_loaded(tmp_path / "merged")) - expected).max() < BOUND

@@ -168,9 +168,12 @@ def _combined(name: str, shares: Sequence[_Share], recipe: Recipe) -> tuple[Arra
     ranks = [len(share.a) for share in shares]
     if len(set(ranks)) > 1:
         listed = " and ".join(map(str, ranks))
+        # Tunix's joined weights have the ranks of k and v behind one another
+        apart = ", or --format peft if only stacked ranks differ" * shares[0].pair.form.is_qwix
         raise AdapterError(
             f"{name}: ranks {listed}, but {recipe.method} adds factor to factor",
-            "use svd or cat, or bring them to one rank first: gemma-convert surgery resize-lora",
+            f"use svd or cat{apart}, or bring them to one rank first: gemma-convert surgery "
+            "resize-lora",
         )
     # PEFT gives each factor the root of the weight, and the sign to A alone.
     roots = [sqrt(abs(share.weight)) for share in shares]

@@ -270,6 +270,40 @@ def test_an_adapter_is_summed_once(tmp_path: Path, two: Any, capsys: Any) -> Non
     assert np.allclose(found, delta, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("method", ["linear", "ties --density 0.6", "dare-ties --density 0.5"])
+def test_the_stacked_ranks_of_tunix_add_to_those_of_peft(method: str, tmp_path: Path) -> None:
+    """K and v of an adapter and of its own Tunix form, where their ranks are stacked."""
+    key = V.replace("v_proj", "k_proj")
+    values = factors(key, 10, 21) | factors(V, *SIZES[V], rank=4)
+    patterns = {"rank_pattern": {"k_proj": 2}, "alpha_pattern": {"k_proj": 5}}  # one scale, 2.5
+    write(tmp_path / "one", values, r=4, lora_alpha=10, **patterns)
+    write_base(tmp_path / "base", GEMMA3, {})
+    base = ["--base", tmp_path / "base"]
+    words = ["peft-to-orbax", tmp_path / "one", *base, "--out", tmp_path / "tunix", "--quiet"]
+    assert run_cli(*words) == 0
+    options = ["--method", *method.split(), "--force"]
+    copytree(tmp_path / "one", tmp_path / "copy")
+    assert combine(tmp_path, *options, names=("one", "copy"), out="peft") == 0
+    assert combine(tmp_path, *options, *base, names=("one", "tunix")) == 0
+    expected, found = stored(tmp_path / "peft"), stored(tmp_path / "out")
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert np.array_equal(found[name], array), name
+
+
+def test_stacked_ranks_have_no_sum_with_others_in_tunix(tmp_path: Path, capsys: Any) -> None:
+    orbax(tmp_path)
+    values = factors(V, *SIZES[V]) | factors(V.replace("v_proj", "k_proj"), 10, 21)
+    write(tmp_path / "one", values)
+    options = ["--method", "linear", "--base", tmp_path / "base"]
+    assert combine(tmp_path, *options, names=("run", "one")) == 1
+    assert (
+        "layers.0.attn.kv_einsum.w: ranks 2 and 4, but linear adds factor to factor; use svd or "
+        "cat, or --format peft if only stacked ranks differ, or bring" in capsys.readouterr().err
+    )
+    assert combine(tmp_path, *options, "--format", "peft", names=("run", "one")) == 0
+
+
 def test_dry_run(tmp_path: Path, two: Any, capsys: Any) -> None:
     before = snapshot(tmp_path)
     words = ["surgery", "combine-lora", tmp_path / "one", tmp_path / "two"]

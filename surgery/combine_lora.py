@@ -28,7 +28,7 @@ from gemma_convert.convert.errors import AdapterError
 from gemma_convert.convert.model import Model
 from gemma_convert.convert.tensor import Array
 from gemma_convert.surgery.adapter_output import adapter_job, span
-from gemma_convert.surgery.adapters.adapter import Adapter, Pair
+from gemma_convert.surgery.adapters.adapter import Adapter, Pair, identities
 from gemma_convert.surgery.adapters.gather import refuse_twice
 from gemma_convert.surgery.adapters.in_form import in_form
 from gemma_convert.surgery.adapters.known_base import carried, one_base
@@ -134,7 +134,7 @@ def combine_lora(
         made,
         [source.checkpoint for source in sources],
         model,
-        details=_details(adapters, made, recipe),
+        details=_details(given, adapters, made, recipe),
         summary=_summary(adapters, made, recipe),
         base=_base(sources),
     )
@@ -205,8 +205,12 @@ def _base(sources: Sequence[Source]) -> tuple[str | None, str | None]:
     return None, None
 
 
-def _details(adapters: Sequence[Adapter], made: Adapter, recipe: Recipe) -> dict[str, Any]:
+def _details(
+    given: Sequence[Adapter], adapters: Sequence[Adapter], made: Adapter, recipe: Recipe
+) -> dict[str, Any]:
+    parts = sorted({known for adapter in given for known in identities(adapter)})
     return {
+        "made_of": parts,
         "combined": [
             {"source": a.source, "weight": a.weight, "modules": len(a.pairs)} for a in adapters
         ],

@@ -204,7 +204,9 @@ def test_the_same_adapter_in_another_format_is_noticed(
     )
     if first != second:
         pair = (forms[first], forms[second])
-        refused(tmp_path, f"{pair[1]}.*: .*{pair[0]}.* has the same factors", capsys, "base", *pair)
+        refused(
+            tmp_path, f"{pair[1]}.*: .*{pair[0]}.* holds the same factors", capsys, "base", *pair
+        )
 
 
 def test_a_ledger_of_other_factors_says_nothing(tmp_path: Path, two: Any) -> None:
@@ -224,7 +226,12 @@ def test_a_ledger_of_other_factors_says_nothing(tmp_path: Path, two: Any) -> Non
 def test_an_adapter_given_twice_is_noticed(tmp_path: Path, two: Any, capsys: Any) -> None:
     copytree(tmp_path / "math", tmp_path / "copy")
     refused(
-        tmp_path, "copy: .*math has the same factors; leave it out", capsys, "base", "math", "copy"
+        tmp_path,
+        "copy: .*math holds the same factors; leave it out",
+        capsys,
+        "base",
+        "math",
+        "copy",
     )
     assert merge(tmp_path, "base", "math", "copy", force=True) == 0
 

@@ -20,7 +20,7 @@ from gemma_convert.convert.vocabulary import as_stored
 from gemma_convert.surgery.adapters.adapter import Adapter
 from gemma_convert.surgery.compare import Compared
 from gemma_convert.surgery.quantise import Scheme
-from gemma_convert.surgery.quantised import Dequantised, is_quantised
+from gemma_convert.surgery.quantised import Dequantised, is_quantised, tiles_of
 from gemma_convert.surgery.training_base import (
     NATIVE,
     Choice,
@@ -195,7 +195,12 @@ def _of_codes(own: Parts, full: Parts | None, choice: Choice, codes: str) -> Bas
 def _schemes(parts: Parts) -> str:
     """The schemes of quantised weights, for people; empty if there are none."""
     found = [tensor for tensor in parts.text.values() if isinstance(tensor, Dequantised)]
-    return " and ".join(dict.fromkeys(str(Scheme(str(t.codes.dtype), t.tile)) for t in found))
+    schemes = (
+        str(Scheme(str(codes), tile))
+        for codes in dict.fromkeys(tensor.codes.dtype for tensor in found)
+        for tile in tiles_of(tensor for tensor in found if tensor.codes.dtype == codes)
+    )
+    return " and ".join(schemes)
 
 
 def _stored(choice: Choice, adapters: Sequence[Adapter]) -> list[Scheme]:

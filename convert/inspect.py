@@ -16,7 +16,13 @@ from gemma_convert.convert.layouts import Spelling
 from gemma_convert.convert.model import Model, read_model, text_config
 from gemma_convert.convert.registry import explain, families, recognise
 from gemma_convert.surgery.adapters.adapter import Adapter, Pair
-from gemma_convert.surgery.adapters.describe import describe, describe_pairs, module_of, read
+from gemma_convert.surgery.adapters.describe import (
+    alpha_differs,
+    describe,
+    describe_pairs,
+    module_of,
+    read,
+)
 from gemma_convert.surgery.adapters.norms import relative_norms
 from gemma_convert.surgery.adapters.qwix import split_factors, stored_alpha
 from gemma_convert.surgery.quantised import Dequantised
@@ -197,6 +203,7 @@ def _adapter(
     adapter = read(checkpoint, pairs, alpha, problems)
     told = {
         "alpha": _alpha(checkpoint),
+        "alpha_differs": alpha_differs(checkpoint),
         "base_quantization": _base_quantization(checkpoint, problems),
     }
     if adapter is None:

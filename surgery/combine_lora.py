@@ -28,7 +28,7 @@ from gemma_convert.convert.errors import AdapterError
 from gemma_convert.convert.model import Model
 from gemma_convert.convert.tensor import Array
 from gemma_convert.surgery.adapter_output import adapter_job, span
-from gemma_convert.surgery.adapters.adapter import Adapter, Pair
+from gemma_convert.surgery.adapters.adapter import Adapter, Pair, identities
 from gemma_convert.surgery.adapters.gather import refuse_twice
 from gemma_convert.surgery.adapters.in_form import in_form
 from gemma_convert.surgery.adapters.known_base import carried, one_base
@@ -134,7 +134,7 @@ def combine_lora(
         made,
         [source.checkpoint for source in sources],
         model,
-        details=_details(adapters, made, recipe),
+        details=_details(given, adapters, made, recipe),
         summary=_summary(adapters, made, recipe),
         base=_base(sources),
     )
@@ -168,9 +168,12 @@ def _combined(name: str, shares: Sequence[_Share], recipe: Recipe) -> tuple[Arra
     ranks = [len(share.a) for share in shares]
     if len(set(ranks)) > 1:
         listed = " and ".join(map(str, ranks))
+        # Tunix's joined weights have the ranks of k and v behind one another
+        apart = ", or --format peft if only stacked ranks differ" * shares[0].pair.form.is_qwix
         raise AdapterError(
             f"{name}: ranks {listed}, but {recipe.method} adds factor to factor",
-            "use svd or cat, or bring them to one rank first: gemma-convert surgery resize-lora",
+            f"use svd or cat{apart}, or bring them to one rank first: gemma-convert surgery "
+            "resize-lora",
         )
     # PEFT gives each factor the root of the weight, and the sign to A alone.
     roots = [sqrt(abs(share.weight)) for share in shares]
@@ -202,8 +205,12 @@ def _base(sources: Sequence[Source]) -> tuple[str | None, str | None]:
     return None, None
 
 
-def _details(adapters: Sequence[Adapter], made: Adapter, recipe: Recipe) -> dict[str, Any]:
+def _details(
+    given: Sequence[Adapter], adapters: Sequence[Adapter], made: Adapter, recipe: Recipe
+) -> dict[str, Any]:
+    parts = sorted({known for adapter in given for known in identities(adapter)})
     return {
+        "made_of": parts,
         "combined": [
             {"source": a.source, "weight": a.weight, "modules": len(a.pairs)} for a in adapters
         ],

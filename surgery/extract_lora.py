@@ -61,6 +61,7 @@ class _Found:
     modules: dict[str, Any] = field(default_factory=dict)
     rest: dict[str, str] = field(default_factory=dict)
     saved: dict[str, Tensor] = field(default_factory=dict)
+    short: dict[str, float] = field(default_factory=dict)
     embedding: str | None = None
     reasons: dict[int, str] = field(default_factory=dict)
 
@@ -122,11 +123,7 @@ def extract_lora(
     for place in places(tuned, base, model, spelling):
         _take(found, place, model, spelling, limits, save_rest)
     if not found.pairs:
-        what = f"{len(found.rest)} other tensors do" if found.rest else "nothing does"
-        raise AdapterError(
-            f"{tuned.source}: no matrix differs from {base.source} by low rank, {what}",
-            "are these the checkpoints meant? A higher --rank or --max-error takes more in",
-        )
+        raise _nothing_found(tuned.source, base.source, found)
     copies, ties_head = frozenset(found.saved), model.tied and found.embedding in found.saved
     if ties_head and found.embedding:
         # PEFT copies the tied head too, and wants it in the file (ensure_weight_tying)
@@ -139,7 +136,7 @@ def extract_lora(
         saved=found.saved,
         copies=copies,
         ties_head=ties_head,
-        notes=_notes(found, to_peft),
+        notes=_notes(found, limits, to_peft),
     )
     tensors = (*tuned.values(), *base.values())
     return adapter_job(
@@ -150,6 +147,19 @@ def extract_lora(
         details={"modules": found.modules, "rest": _rest(found)},
         summary=tuple(_summary(found)),
         base=(base_id, None),
+    )
+
+
+def _nothing_found(tuned: str, base: str, found: _Found) -> AdapterError:
+    if not found.rest:
+        return AdapterError(
+            f"{tuned}: all weights are those of {base}", "give a base and what was trained from it"
+        )
+    name, reason = next(iter(found.rest.items()))
+    return AdapterError(
+        f"{tuned}: {len(found.rest)} tensors differ from {base}, and none is a matrix whose change "
+        f"is of low rank, such as {name} ({reason})",
+        "are these the checkpoints meant? A higher --rank or --max-error takes more in",
     )
 
 
@@ -188,7 +198,7 @@ def _no_matrix(place: Place, resized: bool) -> str:
         return f"{place.base.shape[0]} rows became {place.tuned.shape[0]}"
     if row.lookup:
         return "an embedding"
-    return "a stack of experts" if row.stacked else "no matrix"
+    return "a stack of experts" if row.stacked else "a norm or a scalar"
 
 
 def _factorise(found: _Found, place: Place, spelling: Spelling, limits: Limits) -> str:
@@ -213,6 +223,8 @@ def _factorise(found: _Found, place: Place, spelling: Spelling, limits: Limits) 
         for factor, source, target in zip((a, b), lay, form.patterns(row, layout), strict=True)
     ]
     found.pairs[place.name] = Pair(factors[0], factors[1], (form,))
+    if limits.share is not None and rank < (svd.rank_for(limits.share) or rank + 1):
+        found.short[place.name] = told["energy"]
     found.modules[place.name] = told | {"shape": list(matrix.shape)}
     return ""
 
@@ -236,8 +248,14 @@ def _decomposed(matrix: Array, limits: Limits) -> tuple[Svd, int]:
         count = min(2 * count, most)
 
 
-def _notes(found: _Found, to_peft: bool) -> tuple[str, ...]:
+def _notes(found: _Found, limits: Limits, to_peft: bool) -> tuple[str, ...]:
     notes = []
+    if found.short:
+        worst = min(found.short, key=lambda name: found.short[name])
+        notes.append(
+            f"{len(found.short)} pairs keep less than the energy {limits.share:g} asked for, since "
+            f"--max-rank is {limits.rank}: the least {found.short[worst]:.4g}, {worst}"
+        )
     left = [name for name in found.rest if name not in found.saved]
     if left:
         how = "; --save-rest saves whole modules" if to_peft and not found.saved else ""

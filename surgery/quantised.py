@@ -9,7 +9,7 @@ multiplies with: activations that are floats always meet a dequantised weight th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -64,6 +64,12 @@ class Dequantised(Tensor):
         """How many codes of an axis share a scale; None where all of them do."""
         groups = zip(self.shape, self.scale.shape, strict=True)
         return next((size // count for size, count in groups if 1 < count < size), None)
+
+    @property
+    def whole_axis(self) -> int | None:
+        """The size of the last axis whose codes all share a scale: a tile may be as large."""
+        groups = zip(self.shape, self.scale.shape, strict=True)
+        return next((size for size, count in reversed([*groups]) if count == 1 < size), None)
 
     def read(self, box: Box) -> Array:
         values = self._decoded(self.codes.read(box))
@@ -128,6 +134,15 @@ def dequantised(source: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]
         else:
             found[name] = tensor
     return found | {stem: _weight(source, stem, leaves) for stem, leaves in parts.items()}
+
+
+def tiles_of(weights: Iterable[Dequantised]) -> list[int | None]:
+    """The tiles that occur; one where all weights may have it, for some of a whole axis."""
+    weights = list(weights)
+    found = list(dict.fromkeys(weight.tile for weight in weights))
+    named = [tile for tile in found if tile]
+    whole = {weight.whole_axis for weight in weights if weight.tile is None}
+    return [*named] if len(named) == 1 and whole <= {*named} else found
 
 
 def is_quantised(tensor: Tensor) -> bool:

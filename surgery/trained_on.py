@@ -18,7 +18,7 @@ import numpy as np
 from gemma_convert.convert.errors import AdapterError
 from gemma_convert.convert.tensor import Tensor
 from gemma_convert.surgery.quantise import CODES, DTYPES, QTYPES, Scheme
-from gemma_convert.surgery.quantised import Dequantised
+from gemma_convert.surgery.quantised import Dequantised, tiles_of
 
 TRAINED_ON = "trained_on"
 """Key in a ledger, and in the metadata of a checkpoint opened beside one, see `from_metadata`."""
@@ -57,10 +57,9 @@ class TrainedOn:
                 f"the checkpoint's metadata says that training quantised to {listed}", _FULL
             )
         scheme = schemes.pop() if schemes else None
-        dtypes = self.base_dtypes() if scheme is not None else ()
-        if scheme is None or len(dtypes) != 1:
+        if scheme is None or len(self.dtypes) != 1:
             return scheme
-        return replace(scheme, dtype=dtypes[0])
+        return replace(scheme, dtype=DTYPES.get(self.dtypes[0]))
 
     def base_dtypes(self) -> tuple[np.dtype[Any], ...]:
         """`dtypes` as numpy's.
@@ -79,7 +78,7 @@ class TrainedOn:
     @property
     def quantised(self) -> str:
         """How the base was quantised, for people, also where that is not understood; or empty."""
-        return " and ".join(_told(rule) for rule in self.rules)
+        return " and ".join(dict.fromkeys(map(_told, self.rules)))
 
     def __str__(self) -> str:
         """`quantised`, with the dtypes."""
@@ -91,7 +90,7 @@ class TrainedOn:
         Raises:
             AdapterError: If there are several.
         """
-        if len(self.rules) > 1:
+        if len({_told(rule) for rule in self.rules}) > 1:
             raise AdapterError(
                 f"training quantised the base by several rules ({self}), which an adapter of Qwix "
                 "written here cannot say of its modules",
@@ -123,14 +122,16 @@ def from_metadata(metadata: Mapping[str, Any]) -> TrainedOn:
 
 def of_codes(weights: Mapping[str, Tensor]) -> TrainedOn:
     """What the quantised weights beside factors say; nothing where they are of several schemes."""
-    found = {
-        (_QTYPES[weight.codes.dtype], weight.tile, str(weight.scale.dtype))
+    found = [
+        weight
         for weight in weights.values()
         if isinstance(weight, Dequantised) and weight.zero is None and weight.codes.dtype in _QTYPES
-    }
-    if len(found) != 1:
+    ]
+    kinds = {(_QTYPES[weight.codes.dtype], str(weight.scale.dtype)) for weight in found}
+    tiles = tiles_of(found)
+    if len(kinds) != 1 or len(tiles) != 1:
         return TrainedOn()
-    qtype, tile, dtype = found.pop()
+    (qtype, dtype), tile = kinds.pop(), tiles[0]
     return TrainedOn(({"weight_qtype": qtype, **({"tile_size": tile} if tile else {})},), (dtype,))
 
 

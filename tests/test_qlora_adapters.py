@@ -228,6 +228,23 @@ def test_a_stored_dtype_that_is_none(tmp_path: Path, plain: Path, dtype: Any, ca
     assert run_cli(*words) == 0
 
 
+def test_a_dtype_that_is_none_stops_nothing_that_needs_none(
+    tmp_path: Path, plain: Path, capsys: Any
+) -> None:
+    """It goes along as it is, until somebody asks for the base that training saw."""
+    values = factors_of(trained("qlora_lora_only"))
+    run = write_run(tmp_path / "run", values, lora(ALPHA, base_dtype="int3", **NF4))
+    assert surgery("resize-lora", run, "--rank", 2, "--out", tmp_path / "small") == 0
+    assert lora_of(tmp_path / "small")["base_dtype"] == "int3"
+    for name in ("run", "small"):
+        words = ["orbax-to-hf", tmp_path / name, "--base", plain, "--out", tmp_path / "out"]
+        assert run_cli(*words, "--quiet", "--base-quantization", "nf4") == 1
+        assert "metadata says base_dtype 'int3'" in capsys.readouterr().err
+        assert run_cli(*words, "--quiet") == 0
+        assert any("full precision" in note for note in ledger(tmp_path)["notes"])
+        (tmp_path / "out").rename(tmp_path / f"out-{name}")
+
+
 def test_a_computed_adapter_says_how_its_base_was_quantised(tmp_path: Path, plain: Path) -> None:
     """Qwix's rules of it make such a model again; a merge tells of it as of the run's."""
     import qwix
@@ -289,6 +306,21 @@ def test_a_peft_directory_trained_on_since_says_nothing(tmp_path: Path, plain: P
     assert "trained_on" not in open_checkpoint(tmp_path / "peft").metadata
 
 
+def test_an_edited_config_leaves_what_is_known_of_the_base(tmp_path: Path, plain: Path) -> None:
+    """Such as one that names the base: the factors are what they were."""
+    values = factors_of(trained("qlora_lora_only"))
+    run = write_run(tmp_path / "run", values, lora(ALPHA, **NF4))
+    words = ["orbax-to-peft", run, "--base", plain, "--out", tmp_path / "peft", "--quiet"]
+    assert run_cli(*words) == 0
+    before = open_checkpoint(tmp_path / "peft").metadata
+    file = tmp_path / "peft" / "adapter_config.json"
+    edited = {**json.loads(file.read_text()), "base_model_name_or_path": "google/gemma-3-270m"}
+    file.write_text(json.dumps(edited))
+    after = open_checkpoint(tmp_path / "peft").metadata
+    assert after["adapter_config"] == edited
+    assert (after["trained_on"], after["same_as"]) == (before["trained_on"], before["same_as"])
+
+
 @pytest.mark.parametrize("sample", SCHEMES)
 def test_codes_beside_the_factors_tell_it(tmp_path: Path, plain: Path, sample: str) -> None:
     run = write_run(tmp_path / "run", trained(sample), lora(ALPHA))
@@ -334,6 +366,20 @@ def test_adapters_of_several_bases_merge_onto_full_precision(tmp_path: Path, pla
     assert run_cli(*words, "--out", tmp_path / "out", "--quiet") == 0
     note = "quantised the base to nf4, tile 8 and to int8, no tiles; this merges onto full"
     assert any(note in one for one in ledger(tmp_path)["notes"])
+
+
+def test_rules_of_one_scheme_in_other_words_are_one(tmp_path: Path, plain: Path) -> None:
+    rule = {"module_path": ".*", "rank": 4, "alpha": ALPHA, **NF4}
+    rules = [rule, {**rule, "weight_calibration_method": "absmax"}]
+    values = factors_of(trained("qlora_lora_only"))
+    run = write_run(tmp_path / "run", values, lora(ALPHA, rules=rules))
+    assert surgery("resize-lora", run, "--rank", 2, "--out", tmp_path / "small") == 0
+    (made,) = lora_of(tmp_path / "small")["rules"]
+    assert (made["weight_qtype"], made["tile_size"]) == ("nf4", 8)
+    words = ["orbax-to-peft", run, "--base", plain, "--out", tmp_path / "peft", "--quiet"]
+    assert run_cli(*words) == 0
+    notes = json.loads((tmp_path / "peft" / "conversion.json").read_text())["notes"]
+    assert any("quantised to nf4, tile 8, from bfloat16, and PEFT" in note for note in notes)
 
 
 def test_modules_quantised_in_different_ways(tmp_path: Path, plain: Path, capsys: Any) -> None:

@@ -119,8 +119,8 @@ def _rope_text(rope: dict[str, Any]) -> str:
 
 def _adapter_rows(adapter: dict[str, Any]) -> list[tuple[str, str]]:
     ranks = ", ".join(f"{n} of rank {r}" for r, n in adapter["ranks"].items())
-    alpha = f"alpha {adapter['alpha']}" if adapter["alpha"] is not None else "alpha not stored"
-    rows = [("adapter", f"{adapter['kind']}: {adapter['pairs']} pairs, {ranks}; {alpha}")]
+    found = f"{adapter['kind']}: {adapter['pairs']} pairs, {ranks}; {_alpha_text(adapter)}"
+    rows = [("adapter", found)]
     if adapter.get("scales"):
         scales = [f"{scale:g}" for scale in adapter["scales"]]
         shown = ", ".join(scales) if len(scales) < 5 else f"{scales[0]} to {scales[-1]}"
@@ -136,6 +136,14 @@ def _adapter_rows(adapter: dict[str, Any]) -> list[tuple[str, str]]:
         for label, name in (("least delta", order[0]), ("largest delta", order[-1])):
             rows.append((label, f"{norms[name]:.3%} of the weight's norm: {name}"))
     return rows
+
+
+def _alpha_text(adapter: dict[str, Any]) -> str:
+    alpha, differs = adapter["alpha"], adapter["alpha_differs"]
+    if alpha is None:
+        return "alpha by module" if differs else "alpha not stored"
+    number = f"{alpha:g}" if isinstance(alpha, int | float) else alpha  # any JSON, if it is wrong
+    return f"alpha {number}" + (", of some modules others" if differs else "")
 
 
 def _step_text(steps: dict[str, Any]) -> str:

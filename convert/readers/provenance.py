@@ -12,15 +12,19 @@ from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.readers.jsonfile import read_object
 
 LEDGER_NAME = "conversion.json"
-_OF_FILES = ("same_as", "trained_on")
-"""What a ledger tells of an adapter; it holds for the files that were written with it."""
+_OF_FILES = ("same_as", "made_of", "trained_on")
+"""What a ledger tells of an adapter; it holds for the tensors that were written with it."""
+
+_NO_TENSORS = "adapter_config.json"
+"""People edit it: what is told of the factors stays true."""
 
 
 def with_provenance(checkpoint: Checkpoint, *directories: Path) -> Checkpoint:
     """``checkpoint`` with what its ledger tells of adapters.
 
     Under ``merged`` those that are merged into it already, under ``same_as`` the digests of those
-    that it is in another spelling, under ``trained_on`` on what base.
+    that it is in another spelling, under ``made_of`` of those that it was combined from, under
+    ``trained_on`` on what base.
 
     Args:
         checkpoint: As opened.
@@ -41,16 +45,17 @@ def with_provenance(checkpoint: Checkpoint, *directories: Path) -> Checkpoint:
 
 
 def same_as(table: Mapping[str, Any]) -> tuple[str, ...]:
-    """The digests of adapters under ``same_as``, of a ledger's entry or of metadata."""
-    return tuple(digest for digest in _listed(table.get("same_as")) if isinstance(digest, str))
+    """The digests under ``same_as`` and ``made_of``, of a ledger's entry or of metadata."""
+    found = (*_listed(table.get("same_as")), *_listed(table.get("made_of")))
+    return tuple(digest for digest in found if isinstance(digest, str))
 
 
 def _is_of(ledger: Mapping[str, Any], directory: Path) -> bool:
-    """Whether the files are those that the ledger tells of: it stays where others are saved."""
+    """Whether the tensors are those that the ledger tells of: it stays where others are saved."""
     output = ledger.get("output")
     files = output.get("files") if isinstance(output, Mapping) else None
     return isinstance(files, Mapping) and all(
-        _is_file(directory / name, entry) for name, entry in files.items()
+        _is_file(directory / name, entry) for name, entry in files.items() if name != _NO_TENSORS
     )
 
 

@@ -66,7 +66,8 @@ class Adapter:
         weight: What all deltas are multiplied by.
         notes: What a user should know about how it was made.
         unused: Tensors of it that are left out, each with the reason.
-        same_as: Digests of the adapters that it is in another spelling, see `identities`.
+        same_as: Digests of the adapters that it is in another spelling, or that it was combined
+            from; see `identities`.
         trained_on: What is known of the base that training saw.
     """
 
@@ -120,7 +121,7 @@ def uniform(pairs: Mapping[str, Pair], alpha: float, spelling: Spelling, source:
 
 
 def identities(adapter: Adapter) -> set[str]:
-    """The digests by which an adapter is known: its own, and those from which it was respelled."""
+    """The digests by which an adapter is known: its own, and those from which it was made."""
     return {digest(adapter), *adapter.same_as}
 
 

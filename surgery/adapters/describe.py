@@ -11,7 +11,7 @@ from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import AdapterError
 from gemma_convert.surgery.adapters.adapter import Adapter, Pair
 from gemma_convert.surgery.adapters.peft import read_peft
-from gemma_convert.surgery.adapters.qwix import check_rank, read_qwix, stored_alpha
+from gemma_convert.surgery.adapters.qwix import ALPHAS, check_rank, read_qwix, stored_alpha
 
 
 def read(
@@ -32,7 +32,8 @@ def read(
         if not pairs:
             return read_peft(checkpoint)
         check_rank(checkpoint.metadata, pairs)
-        if stored_alpha(checkpoint.metadata) is None and alpha is None and not _own(checkpoint):
+        known = alpha is not None or alpha_differs(checkpoint)
+        if stored_alpha(checkpoint.metadata) is None and not known:
             return None  # not a fault of the checkpoint: Tunix does not store it
         return read_qwix(pairs, checkpoint.metadata, alpha, checkpoint.source)
     except AdapterError as error:
@@ -69,6 +70,8 @@ def module_of(name: str) -> str:
     return ".".join(words[-2:])
 
 
-def _own(checkpoint: Checkpoint) -> bool:
+def alpha_differs(checkpoint: Checkpoint) -> bool:
+    """Whether the checkpoint says an alpha of single modules."""
     lora = (checkpoint.metadata.get("custom_metadata") or {}).get("lora")
-    return isinstance(lora, Mapping) and "alpha_by_module" in lora
+    pattern = checkpoint.metadata.get("adapter_config", {}).get("alpha_pattern")
+    return bool(pattern) or (isinstance(lora, Mapping) and ALPHAS in lora)

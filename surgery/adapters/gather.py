@@ -89,7 +89,7 @@ def refuse_twice(adapters: Sequence[Adapter]) -> None:
         known = identities(adapter)
         other = next((given[one] for one in sorted(known) if one in given), None)
         if other is not None:
-            raise _again(adapter, f"{other} has the same factors")
+            raise _again(adapter, f"{other} holds the same factors")
         given |= dict.fromkeys(known, adapter.source)
 
 

@@ -34,9 +34,10 @@ def carried(adapter: Adapter) -> Adapter:
     if adapter.spelling.layout is HF:
         return adapter
     said = adapter.trained_on
-    found = base_dtypes(adapter)
-    told = any(dtype.itemsize == 2 for dtype in found)
-    names = said.dtypes or (tuple(map(str, found)) if told else ())
+    names = said.dtypes
+    if not names:
+        found = base_dtypes(adapter)
+        names = tuple(map(str, found)) if any(dtype.itemsize == 2 for dtype in found) else ()
     if adapter.spelling.layout is TUNIX or not said.rules:
         return replace(adapter, trained_on=TrainedOn(said.rules, names))
     note = (

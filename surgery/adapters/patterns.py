@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import prod
-from typing import Any
 
 from gemma_convert.convert.errors import AdapterError
+from gemma_convert.surgery.adapters.pattern_rules import RULES, PatternRule
 
 _LONGEST = 1000
 _MOST_COPIES = 1000
@@ -38,18 +38,20 @@ def check_pattern(pattern: str, where: str) -> None:
     if len(pattern) > _LONGEST or copies > _MOST_COPIES:
         raise AdapterError(f"{where} has {pattern!r}, a pattern too long to be meant", _REMEDY)
     try:
-        _compiled(pattern)
+        for rule in RULES:
+            regex.compile(rule.of(pattern))
     except (regex.error, RecursionError) as error:
         raise AdapterError(
             f"{where} is {pattern!r}, expected regular expressions", _REMEDY
         ) from error
 
 
-def first_match(patterns: Iterable[str], module: str, source: str) -> str:
-    """The first pattern that fits the end of ``module``, as PEFT's ``get_pattern_key`` finds it.
+def first_match(patterns: Iterable[str], rule: PatternRule, module: str, source: str) -> str:
+    """The first pattern that fits ``module``.
 
     Args:
         patterns: Checked ones.
+        rule: By which they fit.
         module: Path of a module.
         source: The adapter, for messages.
 
@@ -59,9 +61,11 @@ def first_match(patterns: Iterable[str], module: str, source: str) -> str:
     Raises:
         AdapterError: If it takes too long to tell.
     """
+    import regex
+
     for pattern in patterns:
         try:
-            if _compiled(pattern).match(module, timeout=_SECONDS):
+            if regex.match(rule.of(pattern), module, timeout=_SECONDS):  # compiled ones are kept
                 return pattern
         except TimeoutError as error:
             raise AdapterError(
@@ -69,9 +73,3 @@ def first_match(patterns: Iterable[str], module: str, source: str) -> str:
                 _REMEDY,
             ) from error
     return module
-
-
-def _compiled(pattern: str) -> Any:
-    import regex
-
-    return regex.compile(rf"(.*\.)?({pattern})$")  # it keeps a cache of its own

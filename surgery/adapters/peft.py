@@ -12,7 +12,7 @@ from gemma_convert.convert.readers.provenance import same_as
 from gemma_convert.convert.tensor import Tensor
 from gemma_convert.surgery.adapters.adapter import Adapter, Pair
 from gemma_convert.surgery.adapters.forms import PEFT, PEFT_PARAMETER, PEFT_UNTIL_018, Form
-from gemma_convert.surgery.adapters.peft_config import PeftConfig, read_peft_config
+from gemma_convert.surgery.adapters.peft_config import PeftConfig, read_peft_config, settled
 from gemma_convert.surgery.adapters.peft_keys import FACTORS, Key, read_key, weight_name
 from gemma_convert.surgery.trained_on import from_metadata
 
@@ -46,6 +46,7 @@ def read_peft(checkpoint: Checkpoint) -> Adapter:
     """
     config = read_peft_config(checkpoint.metadata["adapter_config"], checkpoint.source)
     found = _sort(checkpoint, config)
+    config = settled(config, _ranks(found))
     pairs = {
         name: _pair(config, found.modules[name], name, sides)
         for name, sides in found.factors.items()
@@ -64,6 +65,20 @@ def read_peft(checkpoint: Checkpoint) -> Adapter:
         same_as=same_as(checkpoint.metadata),
         trained_on=from_metadata(checkpoint.metadata),
     )
+
+
+def _ranks(found: _Found) -> dict[str, int]:
+    """The rank of each module that is one matrix, as A says it."""
+    first = {name: sides["a"].shape for name, sides in found.factors.items() if "a" in sides}
+    return {
+        found.modules[name]: shape[0]
+        for name, shape in first.items()
+        if shape and not _is_stack(name)
+    }
+
+
+def _is_stack(name: str) -> bool:
+    return ".experts." in f".{name}."
 
 
 def _sort(checkpoint: Checkpoint, config: PeftConfig) -> _Found:
@@ -157,7 +172,7 @@ def _pair(config: PeftConfig, module: str, name: str, sides: Mapping[str, Tensor
             f"begins with r, B {list(b.shape)} ends in r",
             "they belong to different runs",
         )
-    stacked = ".experts." in f".{name}."
+    stacked = _is_stack(name)
     experts = a.shape[0] // rank if stacked else 1
     if not experts or experts * rank != a.shape[0]:
         raise AdapterError(

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import sqrt
 from typing import Any
 
 from gemma_convert.convert.errors import AdapterError
+from gemma_convert.surgery.adapters.pattern_rules import PatternRule, rules_of
 from gemma_convert.surgery.adapters.patterns import check_pattern, first_match
 
 _NO_MATHS = frozenset(
@@ -68,6 +70,7 @@ class PeftConfig:
         parameters: ``target_parameters``.
         ties_head: ``ensure_weight_tying``.
         version: ``peft_version`` as numbers; None before PEFT wrote it.
+        rules: By which the patterns may be meant; the last one counts.
     """
 
     source: str
@@ -81,25 +84,58 @@ class PeftConfig:
     parameters: tuple[str, ...]
     ties_head: bool
     version: tuple[int, int] | None
+    rules: tuple[PatternRule, ...]
 
     def rank_of(self, module: str) -> int:
         """The rank of ``module``, a path as PEFT sees it."""
-        found = first_match(self.ranks, self._matched(module), self.source)
-        return self.ranks.get(found, self.rank)
+        return self.ranks.get(self._key(self.ranks, module), self.rank)
+
+    def alpha_of(self, module: str) -> float:
+        """The alpha of ``module``."""
+        return self.alphas.get(self._key(self.alphas, module), self.alpha)
 
     def scale(self, module: str, rank: int) -> float:
         """What A.B is multiplied by in ``module``, whose factors have ``rank``."""
-        found = first_match(self.alphas, self._matched(module), self.source)
-        alpha = self.alphas.get(found, self.alpha)
+        alpha = self.alpha_of(module)
         return alpha / (sqrt(rank) if self.rank_stabilised else rank)
 
-    def _matched(self, module: str) -> str:
-        """What PEFT matches patterns against: of a target parameter its whole name."""
-        return f"{module}.weight" if self.targets_weight(module) else module
+    def _key(self, patterns: Mapping[str, float], module: str) -> str:
+        """The key of ``patterns`` that ``module`` goes by; itself where none fits."""
+        rule = self.rules[-1]
+        keys = (*self.ranks, *self.alphas) if rule.shared else patterns
+        # of a target parameter PEFT matches the whole name
+        matched = f"{module}.weight" if self.targets_weight(module) else module
+        return first_match(keys, rule, matched, self.source)
 
     def targets_weight(self, module: str) -> bool:
         """Whether the weight of ``module`` is a target parameter."""
         return any(f".{module}.weight".endswith(f".{target}") for target in self.parameters)
+
+
+def settled(config: PeftConfig, ranks: Mapping[str, int]) -> PeftConfig:
+    """``config`` with the one rule of patterns that the factors were made by.
+
+    Args:
+        config: As read; where it does not say its version, several rules may come into question.
+        ranks: Module to the rank of its factors.
+
+    Raises:
+        AdapterError: If the ranks leave several, and these give a module different alphas.
+    """
+    known = [replace(config, rules=(rule,)) for rule in config.rules]
+    fits = [one for one in known if all(one.rank_of(m) == rank for m, rank in ranks.items())]
+    for module in ranks if len(fits) > 1 else ():
+        for older, newer in pairwise(fits):
+            before, since = older.alpha_of(module), newer.alpha_of(module)
+            if before != since:
+                version = ".".join(map(str, newer.rules[0].since))
+                raise AdapterError(
+                    f"{config.source}: {module}: by alpha_pattern its alpha is {before:g} in PEFT "
+                    f"before {version} and {since:g} since, and adapter_config.json does not say "
+                    "which version trained it",
+                    'write that into it, such as "peft_version": "0.13.2"',
+                )
+    return fits[-1] if fits else known[-1]
 
 
 def read_peft_config(values: Mapping[str, Any], source: str) -> PeftConfig:
@@ -129,6 +165,7 @@ def read_peft_config(values: Mapping[str, Any], source: str) -> PeftConfig:
         )
     _refuse_moved_base(values.get("init_lora_weights"), source)
     checked = _Values(values, source)
+    version = _version(values.get("peft_version"))
     return PeftConfig(
         source=source,
         rank=int(checked.number("r", 8)),
@@ -140,7 +177,8 @@ def read_peft_config(values: Mapping[str, Any], source: str) -> PeftConfig:
         copied=checked.words("modules_to_save"),
         parameters=checked.words("target_parameters"),
         ties_head=bool(values.get("ensure_weight_tying")),
-        version=_version(values.get("peft_version")),
+        version=version,
+        rules=rules_of(version, values),
     )
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-
-import numpy as np
 
 from gemma_convert.convert.errors import AdapterError
 from gemma_convert.convert.layouts import Layout, Spelling
@@ -14,41 +12,17 @@ from gemma_convert.convert.network import Parameter
 from gemma_convert.convert.pattern import Pattern
 from gemma_convert.convert.relayout import Relaid, agree
 from gemma_convert.convert.repeats import Part
-from gemma_convert.convert.tensor import Array, Box, Tensor, Zeros
+from gemma_convert.convert.tensor import Tensor, Zeros
 from gemma_convert.convert.values import AS_IT_IS, Affine, Revalued
 from gemma_convert.surgery.adapters.adapter import Adapter, Pair
 from gemma_convert.surgery.adapters.forms import QWIX, RANK, Form
 from gemma_convert.surgery.adapters.place import Placed, no_module, place
-
-
-class Joined(Tensor):
-    """Tensors behind one another along one axis."""
-
-    action = "rearranged"
-
-    def __init__(self, parts: Sequence[Tensor], axis: int) -> None:
-        self.parts = tuple(parts)
-        self.axis = axis
-        first = parts[0].shape
-        total = sum(part.shape[axis] for part in parts)
-        self.shape = (*first[:axis], total, *first[axis + 1 :])
-        self.dtype = parts[0].dtype
-
-    @property
-    def parents(self) -> tuple[Tensor, ...]:
-        return self.parts
-
-    def read(self, box: Box) -> Array:
-        start, stop = box[self.axis]
-        found: list[Array] = []
-        begin = 0
-        for part in self.parts:
-            end = begin + part.shape[self.axis]
-            if max(begin, start) < min(end, stop):
-                inner = (max(begin, start) - begin, min(end, stop) - begin)
-                found.append(part.read((*box[: self.axis], inner, *box[self.axis + 1 :])))
-            begin = end
-        return np.concatenate(found, self.axis)
+from gemma_convert.surgery.adapters.stacked_ranks import (
+    Joined,
+    own_ranks,
+    rank_axis,
+    same_values,
+)
 
 
 @dataclass(frozen=True)
@@ -72,7 +46,8 @@ def respell(adapter: Adapter, model: Model, spelling: Spelling, form: Form) -> A
     """``adapter`` spelled in ``spelling``, its factors in ``form``; nothing is multiplied out.
 
     Where the target joins weights that have pairs of their own (k and v), equal A's become one, and
-    different ones are stacked: rank r_k + r_v, each B zero in the other's ranks.
+    different ones are stacked: rank r_k + r_v, each B zero in the other's ranks. Where it splits
+    what was so stacked, each part gets its own ranks back.
 
     Args:
         adapter: Any.
@@ -83,6 +58,7 @@ def respell(adapter: Adapter, model: Model, spelling: Spelling, form: Form) -> A
     Raises:
         AdapterError: If the target cannot hold a part of it; the message names the part.
     """
+    layout = adapter.spelling.layout
     placed = {name: _plain(p, adapter) for name, p in place(adapter, model).items()}
     _require_factors(adapter, placed, form)
     pairs: dict[str, Pair] = {}
@@ -91,8 +67,10 @@ def respell(adapter: Adapter, model: Model, spelling: Spelling, form: Form) -> A
     unused = list(adapter.unused)
     for parameter in {id(p.parameter): p.parameter for p in placed.values()}.values():
         mine = [p for p in placed.values() if p.parameter is parameter]
-        for short, at in parameter.parts(spelling.layout):
-            group = [p for p in mine if agree(p.at, at)]
+        parts = parameter.parts(spelling.layout)
+        for short, at in parts:
+            places = [place for _, place in parts]
+            group = [own_ranks(p, at, places, layout) for p in mine if agree(p.at, at)]
             if not group:
                 continue
             name = spelling.prefix + short
@@ -147,16 +125,16 @@ def _require_factors(adapter: Adapter, placed: Mapping[str, Placed], form: Form)
 
 def _joined(adapter: Adapter, name: str, group: list[Placed]) -> tuple[_Group, str]:
     """The pairs of one target weight with one A and one rank, and a note of what that took."""
-    first, rank_a = group[0], _rank_axis(adapter, group[0], 0)
+    first, layout = group[0], adapter.spelling.layout
     scaled = tuple(_scaled(p, first.scale) for p in group)
-    if all(_same(first.pair, p.pair) for p in group[1:]):
+    if all(same_values(first.pair.a, p.pair.a) for p in group[1:]):
         return _Group(tuple(group), first.pair.a, scaled, first.pair.rank), ""
-    a = Joined([p.pair.a for p in group], rank_a)
+    a = Joined([p.pair.a for p in group], rank_axis(first, layout, 0))
     ranks = [p.pair.rank for p in group]
     total, before = sum(ranks), 0
     padded = []
     for placed, b in zip(group, scaled, strict=True):
-        axis, rank = _rank_axis(adapter, placed, 1), placed.pair.rank
+        axis, rank = rank_axis(placed, layout, 1), placed.pair.rank
         sizes = (before, total - before - rank)
         left, right = (
             [Zeros((*b.shape[:axis], size, *b.shape[axis + 1 :]), b.dtype)] if size else []
@@ -215,12 +193,6 @@ def _silent(
     ]
 
 
-def _rank_axis(adapter: Adapter, placed: Placed, side: int) -> int:
-    """The dimension of A (0) or B (1) that is the rank."""
-    row, layout = placed.parameter.row, adapter.spelling.layout
-    return placed.pair.form.patterns(row, layout)[side].groups.index((RANK,))
-
-
 def _scaled(placed: Placed, scale: float) -> Tensor:
     """B multiplied so that the pair's scale becomes ``scale``, in B's dtype."""
     ratio, b = placed.scale / scale, placed.pair.b
@@ -230,14 +202,6 @@ def _scaled(placed: Placed, scale: float) -> Tensor:
 def multiplied(tensor: Tensor, factor: float) -> Tensor:
     """``tensor`` times ``factor``, computed in float32 and rounded once to its own dtype."""
     return Revalued(tensor, AS_IT_IS, Affine(factor), tensor.dtype)
-
-
-def _same(one: Pair, other: Pair) -> bool:
-    """Whether two pairs have the same A."""
-    a, b = one.a, other.a
-    if a is b:
-        return True
-    return (a.shape, a.dtype) == (b.shape, b.dtype) and a.numpy().tobytes() == b.numpy().tobytes()
 
 
 def _summed(notes: list[str]) -> tuple[str, ...]:

@@ -14,6 +14,9 @@ from gemma_convert.surgery.commands.adapter_output import (
     write_adapter,
 )
 
+MAX_RANK = 256
+"""Of a pair, where the energy decides and the user says no limit."""
+
 
 @click.command("extract-lora")
 @click.argument("tuned", type=click.Path(path_type=Path))
@@ -23,8 +26,7 @@ from gemma_convert.surgery.commands.adapter_output import (
 @click.option(
     "--max-rank",
     type=click.IntRange(1),
-    default=256,
-    show_default=True,
+    show_default=str(MAX_RANK),
     help="With --energy: the largest rank of a pair.",
 )
 @click.option(
@@ -49,7 +51,7 @@ def command(
     base: Path,
     rank: int | None,
     energy: float | None,
-    max_rank: int,
+    max_rank: int | None,
     max_error: float,
     save_rest: bool,
     form: str | None,
@@ -70,6 +72,8 @@ def command(
     """
     if (rank is None) == (energy is None):
         raise click.UsageError("Give --rank or --energy.")
+    if rank is not None and max_rank is not None:
+        raise click.UsageError("--max-rank goes with --energy; --rank gives every pair its own.")
     if save_rest and form == "orbax":
         raise click.UsageError(
             "--save-rest needs --format peft: Qwix has no place for whole modules."
@@ -82,7 +86,9 @@ def command(
 
     before, after = open_checkpoint(base), open_checkpoint(tuned)
     reference = open_base(config) if config is not None else before if before.config else after
-    limits = Limits(rank or max_rank, energy, max_error, from_config(options.dtype or "float32"))
+    limits = Limits(
+        rank or max_rank or MAX_RANK, energy, max_error, from_config(options.dtype or "float32")
+    )
     made = extract_lora(
         after,
         before,

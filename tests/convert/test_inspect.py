@@ -24,7 +24,9 @@ from tests.checkpoints import (
     run_cli,
     tunix_arrays,
     write_base,
+    write_run,
 )
+from tests.peft_files import factors, write
 
 SAMPLES = Path(__file__).parents[1] / "data" / "orbax_samples"
 SIZES = {
@@ -220,6 +222,7 @@ def test_a_peft_adapter(tmp_path: Path) -> None:
         "pairs": 1,
         "ranks": {"4": 1},
         "alpha": 32,
+        "alpha_differs": False,
         "rank_by_module": {"layers.0.self_attn.q_proj.weight": 4},
         "modules": {"self_attn.q_proj": 1},
         "scales": [8.0],
@@ -227,6 +230,73 @@ def test_a_peft_adapter(tmp_path: Path) -> None:
         "replaced": [],
         "base_quantization": None,
     }
+
+
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal in which no row is folded."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def inspected(path: Path, capsys: Any, *options: Any) -> list[str]:
+    """The rows ``adapter`` and ``scale`` of what people are shown."""
+    capsys.readouterr()
+    assert run_cli("inspect", path, *options) == 0
+    rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if "│" in line]
+    return [row[2].strip() for row in rows if row[1].strip() in ("adapter", "scale")]
+
+
+PEFT_ALPHAS: list[tuple[dict[str, Any], str, str]] = [
+    ({"lora_alpha": 6}, "alpha 6", "2, 3"),
+    ({"lora_alpha": 6.5, "use_rslora": True}, "alpha 6.5", "3.75278, 4.59619"),
+    ({"lora_alpha": 6, "alpha_pattern": {"k_proj": 10}}, "alpha 6, of some modules others", "2, 5"),
+    ({}, "alpha not stored", "2.66667, 4"),  # PEFT's own default is 8
+]
+
+
+@pytest.mark.usefixtures("wide")
+@pytest.mark.parametrize(("config", "alpha", "scales"), PEFT_ALPHAS)
+def test_alpha_and_scale_of_a_peft_adapter(
+    config: dict[str, Any], alpha: str, scales: str, tmp_path: Path, capsys: Any
+) -> None:
+    stem = "model.layers.0.self_attn"
+    values = factors(f"{stem}.q_proj", 10, 42, rank=3) | factors(f"{stem}.k_proj", 10, 21)
+    path = write(tmp_path / "adapter", values, rank_pattern={"q_proj": 3}, **config)
+    told = "2 pairs, 1 of rank 2, 1 of rank 3"
+    if "lora_alpha" not in config:
+        file = path / "adapter_config.json"
+        stated = json.loads(file.read_text())
+        file.write_text(json.dumps({k: v for k, v in stated.items() if k != "lora_alpha"}))
+    assert inspected(path, capsys) == [
+        f"PEFT LoRA: {told}; {alpha}",
+        f"A.B is multiplied by {scales}",
+    ]
+
+
+TUNIX_ALPHAS: list[tuple[dict[str, Any], list[Any], str, list[str]]] = [
+    ({"lora": {"alpha": 3}}, [], "alpha 3", ["1.5"]),
+    ({}, [], "alpha not stored", []),
+    ({}, ["--alpha", 5], "alpha not stored", ["2.5"]),
+    ({"lora": {"alpha_by_module": {"layers.0.attn.q_einsum.w": 4}}}, [], "alpha by module", []),
+    (
+        {"lora": {"alpha": 3, "alpha_by_module": {"layers.0.attn.q_einsum.w": 4}}},
+        [],
+        "alpha 3, of some modules others",
+        ["1.5, 2"],
+    ),
+]
+
+
+@pytest.mark.usefixtures("wide")
+@pytest.mark.parametrize(("custom", "options", "alpha", "scales"), TUNIX_ALPHAS)
+def test_alpha_and_scale_of_a_tunix_adapter(
+    custom: Any, options: Any, alpha: str, scales: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    values = factor_arrays(GEMMA3)
+    run = write_run(tmp_path / "run", values, custom)
+    found = inspected(run, capsys, *options)
+    assert found[0] == f"Qwix LoRA: {len(values) // 2} pairs, {len(values) // 2} of rank 2; {alpha}"
+    assert found[1:] == [f"A.B is multiplied by {scale}" for scale in scales]
 
 
 def test_steps_of_an_orbax_root() -> None:

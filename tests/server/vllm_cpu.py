@@ -15,7 +15,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,10 +64,18 @@ class Server:
     log: Path
     ready_s: float
 
-    def complete(self, prompt: str | list[int], max_tokens: int) -> dict[str, Any]:
-        """The greedy completion: ``text``, ``token_ids`` and ``prompt_token_ids``."""
+    def complete(
+        self, prompt: str | list[int], max_tokens: int, model: str = "model"
+    ) -> dict[str, Any]:
+        """The greedy completion: ``text``, ``token_ids`` and ``prompt_token_ids``.
+
+        Args:
+            prompt: Text or token ids.
+            max_tokens: How many tokens at most.
+            model: The directory served, or the name of an adapter beside it.
+        """
         body = {
-            "model": "model",
+            "model": model,
             "prompt": prompt,
             "max_tokens": max_tokens,
             "temperature": 0,
@@ -85,9 +93,21 @@ class Server:
 
 @contextmanager
 def serve(
-    directory: Path, log: Path, *, dtype: str = "float32", ready_within_s: float = 300
+    directory: Path,
+    log: Path,
+    *,
+    adapters: Mapping[str, Path] | None = None,
+    dtype: str = "float32",
+    ready_within_s: float = 300,
 ) -> Iterator[Server]:
     """Serve a Hugging Face directory on a free loopback port; end that server on the way out.
+
+    Args:
+        directory: The model.
+        log: File for the server's output.
+        adapters: PEFT directories to serve beside it, by name; of rank 16 at most.
+        dtype: Of its weights.
+        ready_within_s: How long it may take to start.
 
     Raises:
         RuntimeError: The server ended, or was not ready in time; the message ends with its log.
@@ -97,7 +117,7 @@ def serve(
     started = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
-            _command(python, directory, port, dtype),
+            [*_command(python, directory, port, dtype), *_adapters(adapters or {})],
             stdout=output,
             stderr=subprocess.STDOUT,
             env=_environment(),
@@ -117,6 +137,13 @@ def _command(python: Path, directory: Path, port: int, dtype: str) -> list[str |
     where = ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "model"]
     size = ["--max-model-len", "1024", "--max-num-seqs", "8", "--kv-cache-memory-bytes", "512M"]
     return [*serve, *where, *size, "--dtype", dtype, "--enforce-eager"]
+
+
+def _adapters(adapters: Mapping[str, Path]) -> list[str]:
+    if not adapters:
+        return []
+    named = [f"{name}={path}" for name, path in adapters.items()]
+    return ["--enable-lora", "--max-lora-rank", "16", "--lora-modules", *named]
 
 
 def _environment() -> dict[str, str]:

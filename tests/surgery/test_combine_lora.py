@@ -15,7 +15,16 @@ from gemma_convert.convert.readers import open_orbax
 from gemma_convert.convert.tensor import Array
 from gemma_convert.surgery.task_arithmetic import drop, ties, trim
 from tests import lora_oracle, peft_oracle, tiny
-from tests.checkpoints import F32, GEMMA3, arrays, factor_arrays, run_cli, snapshot, write_base
+from tests.checkpoints import (
+    F32,
+    GEMMA3,
+    arrays,
+    base_arrays,
+    factor_arrays,
+    run_cli,
+    snapshot,
+    write_base,
+)
 from tests.checkpoints import write_run as write_orbax_run
 from tests.peft_files import factors, write
 
@@ -262,12 +271,74 @@ def test_an_adapter_is_summed_once(tmp_path: Path, two: Any, capsys: Any) -> Non
     for other in ("one", "copy", "tunix", "wide"):
         assert combine(tmp_path, *base, names=("one", other)) == 1
         error = capsys.readouterr().err
-        assert "has the same factors; leave it out, or add it a second time with --force" in error
+        assert "holds the same factors; leave it out, or add it a second time with --force" in error
         assert not (tmp_path / "out").exists()
     assert combine(tmp_path, *base, "--force", names=("one", "copy")) == 0
     found = product(stored(tmp_path / "out"), UP)
     delta = sum(WEIGHTS) * 2.5 * product(two[0], UP)
     assert np.allclose(found, delta, rtol=0, atol=1e-6)
+
+
+def test_its_parts_are_merged_with_it(tmp_path: Path, two: Any, capsys: Any) -> None:
+    """One of them again, after it, before it or beside it, in a second sum, in another form."""
+    write_base(tmp_path / "base", GEMMA3, base_arrays(GEMMA3, "model."))
+
+    def merge(base: str, *names: str, out: str = "refused") -> int:
+        words = ["surgery", "merge-lora", *(tmp_path / name for name in (base, *names))]
+        return run_cli(*words, "--out", tmp_path / out, "--quiet")
+
+    assert combine(tmp_path, out="both") == 0
+    words = ["peft-to-orbax", tmp_path / "both", "--base", tmp_path / "base"]
+    assert run_cli(*words, "--out", tmp_path / "tunix", "--quiet") == 0
+    for both in ("both", "tunix"):
+        assert merge("base", both, out=f"after-{both}") == 0
+        capsys.readouterr()
+        for part in ("one", "two", "both"):
+            assert merge(f"after-{both}", part) == 1
+            assert f"{part}: it is merged into" in capsys.readouterr().err
+    assert merge("base", "one", out="before") == 0
+    capsys.readouterr()
+    assert merge("before", "both") == 1
+    assert "both: it is merged into" in capsys.readouterr().err
+    assert merge("base", "two", "both") == 1
+    assert "two holds the same factors; leave it out" in capsys.readouterr().err
+    assert combine(tmp_path, names=("both", "one"), out="refused") == 1
+    assert "both holds the same factors; leave it out" in capsys.readouterr().err
+    assert merge("base", "one", "two", out="apart") == 0
+
+
+@pytest.mark.parametrize("method", ["linear", "ties --density 0.6", "dare-ties --density 0.5"])
+def test_the_stacked_ranks_of_tunix_add_to_those_of_peft(method: str, tmp_path: Path) -> None:
+    """K and v of an adapter and of its own Tunix form, where their ranks are stacked."""
+    key = V.replace("v_proj", "k_proj")
+    values = factors(key, 10, 21) | factors(V, *SIZES[V], rank=4)
+    patterns = {"rank_pattern": {"k_proj": 2}, "alpha_pattern": {"k_proj": 5}}  # one scale, 2.5
+    write(tmp_path / "one", values, r=4, lora_alpha=10, **patterns)
+    write_base(tmp_path / "base", GEMMA3, {})
+    base = ["--base", tmp_path / "base"]
+    words = ["peft-to-orbax", tmp_path / "one", *base, "--out", tmp_path / "tunix", "--quiet"]
+    assert run_cli(*words) == 0
+    options = ["--method", *method.split(), "--force"]
+    copytree(tmp_path / "one", tmp_path / "copy")
+    assert combine(tmp_path, *options, names=("one", "copy"), out="peft") == 0
+    assert combine(tmp_path, *options, *base, names=("one", "tunix")) == 0
+    expected, found = stored(tmp_path / "peft"), stored(tmp_path / "out")
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert np.array_equal(found[name], array), name
+
+
+def test_stacked_ranks_have_no_sum_with_others_in_tunix(tmp_path: Path, capsys: Any) -> None:
+    orbax(tmp_path)
+    values = factors(V, *SIZES[V]) | factors(V.replace("v_proj", "k_proj"), 10, 21)
+    write(tmp_path / "one", values)
+    options = ["--method", "linear", "--base", tmp_path / "base"]
+    assert combine(tmp_path, *options, names=("run", "one")) == 1
+    assert (
+        "layers.0.attn.kv_einsum.w: ranks 2 and 4, but linear adds factor to factor; use svd or "
+        "cat, or --format peft if only stacked ranks differ, or bring" in capsys.readouterr().err
+    )
+    assert combine(tmp_path, *options, "--format", "peft", names=("run", "one")) == 0
 
 
 def test_dry_run(tmp_path: Path, two: Any, capsys: Any) -> None:

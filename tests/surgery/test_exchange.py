@@ -180,6 +180,46 @@ def test_unequal_factors_of_key_and_value_are_stacked(tmp_path: Path) -> None:
     ]
 
 
+def test_stacked_ranks_come_apart_again(tmp_path: Path) -> None:
+    """Each part gets its own factors back, bit for bit, and Orbax is the same once more."""
+    key = factors("model.layers.0.self_attn.k_proj", 10, 21)
+    value = factors("model.layers.0.self_attn.v_proj", 10, 21, rank=3)
+    write_base(tmp_path / "base", GEMMA3, {})
+    # alpha / r is the same: no B is multiplied
+    patterns = {"rank_pattern": {"v_proj": 3}, "alpha_pattern": {"v_proj": 7.5}}
+    write(tmp_path / "adapter", {**key, **value}, **patterns)
+    root = to_orbax(tmp_path, tmp_path / "adapter", out="stacked")
+    back = to_peft(tmp_path, root)
+    assert_same_bits(stored(back), {**key, **value})
+    assert {config_of(back)["r"], *config_of(back)["rank_pattern"].values()} == {2, 3}
+    again = to_orbax(tmp_path, back, out="again")
+    assert_same_bits(arrays(open_orbax(again)), arrays(open_orbax(root)))
+
+
+@pytest.mark.parametrize("values", ["equal A's", "a rank of both", "none of v", "wrong order"])
+def test_what_is_not_stacked_stays_whole(values: str, tmp_path: Path) -> None:
+    write_base(tmp_path / "base", GEMMA3, {})
+    tensors = {name: array for name, array in factor_arrays(GEMMA3, F32).items() if KV in name}
+    a = tensors[f"{KV}_lora_a"] = np.arange(50, dtype=F32).reshape(10, 5)
+    b = tensors[f"{KV}_lora_b"] = np.ones((5, 2, 3, 7), F32)
+    b[:2, 1] = b[2:, 0] = 0
+    if values == "equal A's":
+        a, b = a[:, :4], b[:4]
+        a[:, 2:] = a[:, :2]
+    elif values == "a rank of both":
+        b[2, 0, 1, 3] = -0.0
+    elif values == "none of v":
+        b[:, 1] = 0
+    else:
+        b = b[:, ::-1]
+    tensors |= {f"{KV}_lora_a": a, f"{KV}_lora_b": np.ascontiguousarray(b)}
+    run = write_run(tmp_path / "run", tensors, {"lora": {"alpha": 7}})
+    adapter = to_peft(tmp_path, run)
+    shapes = {array.shape for name, array in stored(adapter).items() if "lora_A" in name}
+    assert shapes == {(b.shape[0], 10)}
+    assert_same_bits(arrays(open_orbax(to_orbax(tmp_path, adapter))), tensors)
+
+
 def test_a_key_without_a_value_leaves_the_value_alone(tmp_path: Path) -> None:
     values = factors("model.layers.0.self_attn.k_proj", 10, 21)
     write_base(tmp_path / "base", GEMMA3, {})

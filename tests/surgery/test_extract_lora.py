@@ -110,7 +110,7 @@ def test_low_rank_is_recovered_and_the_rest_listed(tmp_path: Path, grown: Any, c
     # 8 of 10 equal singular values are missing: sqrt(0.8) = 89 %
     assert {entry["name"]: entry["reason"] for entry in ledger["rest"]} == {
         f"{EMBEDDING}.weight": "23 rows became 24",
-        f"{NORM}.weight": "no matrix",
+        f"{NORM}.weight": "a norm or a scalar",
         f"{UP}.weight": "at rank 2 89% of the change is missing",
     }
     assert not any(entry["saved"] for entry in ledger["rest"])
@@ -215,6 +215,23 @@ def test_ranks_by_energy(tmp_path: Path) -> None:
     assert np.isclose(told["energy"], 1 - lost, rtol=1e-6, atol=0)
     assert np.isclose(told["relative_error"], np.sqrt(lost), rtol=1e-5, atol=0)
     assert np.isclose(relative(product(tmp_path / "adapter", Q), wide), np.sqrt(lost), rtol=1e-5)
+    assert ledger["notes"] == []
+
+
+def test_an_energy_that_the_largest_rank_does_not_reach(tmp_path: Path) -> None:
+    """Singular values 2, 1 and 0.5: of rank 1 and 0.9 one keeps 4 / 5.25, and that is said."""
+    base = base_arrays(GEMMA3, "model.", F32)
+    random = np.random.default_rng(7)
+    u, v = (np.linalg.qr(random.normal(size=(size, 3)))[0] for size in (42, 10))
+    changed = base[f"{Q}.weight"] + (u * [2, 1, 0.5]) @ v.T
+    write_base(tmp_path / "base", GEMMA3, base)
+    write_base(tmp_path / "tuned", GEMMA3, {**base, f"{Q}.weight": changed.astype(F32)})
+    options = ["--energy", 0.9, "--max-rank", 1, "--max-error", 1]
+    assert extract(tmp_path, *options) == 0
+    assert read(tmp_path / "adapter")["notes"] == [
+        "1 pairs keep less than the energy 0.9 asked for, since --max-rank is 1: the least 0.7619, "
+        f"{Q}.weight"
+    ]
 
 
 def test_factors_are_balanced_and_the_dtype_is_asked_for(tmp_path: Path, grown: Any) -> None:
@@ -245,8 +262,14 @@ def test_dry_run_tells_and_writes_nothing(tmp_path: Path, grown: Any, capsys: An
     [
         ([], 2, "Give --rank or --energy."),
         (["--rank", 2, "--energy", 0.9], 2, "Give --rank or --energy."),
+        (["--rank", 2, "--max-rank", 256], 2, "--max-rank goes with --energy"),
         (["--rank", 2, "--format", "orbax", "--save-rest"], 2, "--save-rest needs --format peft"),
-        (["--rank", 2, "--max-error", 1e-9], 1, "no matrix differs .*, 4 other tensors do; are"),
+        (
+            ["--rank", 2, "--max-error", 1e-9],
+            1,
+            "4 tensors differ from .*base, and none is a matrix "
+            "whose change is of low rank, such as .* \\(.*\\); are these",
+        ),
     ],
 )
 def test_refusals(
@@ -262,7 +285,9 @@ def test_refusals(
 def test_the_same_checkpoint_twice_has_no_adapter(tmp_path: Path, grown: Any, capsys: Any) -> None:
     write_base(tmp_path / "again", GEMMA3, grown[0])
     assert extract(tmp_path, "--rank", 2, tuned="again") == 1
-    assert "by low rank, nothing does; are these the checkpoints" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "again: all weights are those of" in error
+    assert "base; give a base and what was trained from it" in error
 
 
 def test_unmerged_factors_are_refused(tmp_path: Path, grown: Any, capsys: Any) -> None:

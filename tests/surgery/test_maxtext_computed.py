@@ -101,7 +101,7 @@ def test_the_same_adapter_of_more_rank_is_noticed(
     assert run_cli(*words, "--out", tmp_path / "wide") == 0
     words = ["surgery", "merge-lora", base, adapter, tmp_path / "wide", "--out", tmp_path / "out"]
     assert run_cli(*words) == 1
-    assert "has the same factors; leave it out" in capsys.readouterr().err
+    assert "holds the same factors; leave it out" in capsys.readouterr().err
 
 
 def test_a_quantised_base_is_noted() -> None:

@@ -101,6 +101,31 @@ def test_one_after_the_other_is_both_at_once_but_for_one_rounding(tmp_path: Path
     assert [Path(entry["source"]).name for entry in merged] == ["math", "style"]
 
 
+def test_in_bfloat16_each_merge_adds_half_a_unit(tmp_path: Path, two: Any) -> None:
+    """At once: half a unit of the exact sum. One by one: half a unit of what lay between, too."""
+    base, adapters = two
+    short = {name: array.astype(BF16) for name, array in base.items()}
+    write_base(tmp_path / "short", GEMMA3, short)
+    assert merge(tmp_path, "short", "math", "style", out="both") == 0
+    assert merge(tmp_path, "short", "math", out="one") == 0
+    assert merge(tmp_path, "one", "style", out="two") == 0
+    both, one, after = (read_hf(tmp_path / name) for name in ("both", "one", "two"))
+    for path in SIZES:
+        name = f"{path}.weight"
+        total = exact(short[name], adapters, path, [1, 1])
+        float32 = 1e-5  # as above
+        assert (np.abs(both[name] - total) <= half_unit(both[name]) + float32).all()
+        bound = half_unit(one[name]) + half_unit(after[name]) + float32
+        assert (np.abs(after[name] - total) <= bound).all()
+        assert 0.01 < (both[name] != after[name]).mean() < 0.5  # which is why they go together
+
+
+def half_unit(values: Array) -> Array:
+    """Half of the distance of bfloat16 numbers, which have 8 bits, at each value's exponent."""
+    exponents = np.frexp(values.astype(np.float64))[1]
+    return np.ldexp(0.5, exponents - 8)
+
+
 def test_bfloat16_is_rounded_once_for_all_adapters(tmp_path: Path, two: Any) -> None:
     """F16, through the command line: the oracle's sum in float64, rounded to bfloat16."""
     base, adapters = two
@@ -204,7 +229,9 @@ def test_the_same_adapter_in_another_format_is_noticed(
     )
     if first != second:
         pair = (forms[first], forms[second])
-        refused(tmp_path, f"{pair[1]}.*: .*{pair[0]}.* has the same factors", capsys, "base", *pair)
+        refused(
+            tmp_path, f"{pair[1]}.*: .*{pair[0]}.* holds the same factors", capsys, "base", *pair
+        )
 
 
 def test_a_ledger_of_other_factors_says_nothing(tmp_path: Path, two: Any) -> None:
@@ -224,7 +251,12 @@ def test_a_ledger_of_other_factors_says_nothing(tmp_path: Path, two: Any) -> Non
 def test_an_adapter_given_twice_is_noticed(tmp_path: Path, two: Any, capsys: Any) -> None:
     copytree(tmp_path / "math", tmp_path / "copy")
     refused(
-        tmp_path, "copy: .*math has the same factors; leave it out", capsys, "base", "math", "copy"
+        tmp_path,
+        "copy: .*math holds the same factors; leave it out",
+        capsys,
+        "base",
+        "math",
+        "copy",
     )
     assert merge(tmp_path, "base", "math", "copy", force=True) == 0
 

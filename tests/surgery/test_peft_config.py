@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,82 @@ def test_a_rank_that_disagrees_with_the_factors() -> None:
         read_peft(in_memory(values))
     scale = read_peft(in_memory(values, rank_pattern={"q_proj": 3})).scales
     assert list(scale.values()) == [5 / 3]
+
+
+OVERLAP = {
+    "rank_pattern": {"q_proj": 3, "mlp.(gate|up)_proj": 5},
+    "alpha_pattern": {"self_attn.q_proj": 12, "down_proj|gate_proj": 20, "q_proj": 9},
+}
+"""Of rank 2 and alpha 5 elsewhere; PEFT's versions differ in what they make of these."""
+
+BY_VERSION = {
+    # one key for both patterns: q_proj, mlp.(gate|up)_proj
+    "0.13.2": {"self_attn.q_proj": 9, "mlp.gate_proj": 5, "mlp.down_proj": 20},
+    # each pattern by itself, but a "gate_proj" behind "|" has nothing before it
+    "0.14.0": {"self_attn.q_proj": 12, "mlp.gate_proj": 5, "mlp.down_proj": 20},
+    "0.15.0": {"self_attn.q_proj": 12, "mlp.gate_proj": 20, "mlp.down_proj": 20},
+}
+
+
+def _of_peft(version: str, module: str) -> float:
+    """Alpha as the code of that version finds it (``_create_and_replace``, ``get_pattern_key``)."""
+    ranks, alphas = OVERLAP["rank_pattern"], OVERLAP["alpha_pattern"]
+    if version == "0.15.0":
+        keys, fits = list(alphas), lambda key: re.match(rf"(.*\.)?({key})$", module)
+    else:
+        keys = [*ranks, *alphas] if version == "0.13.2" else list(alphas)
+        fits = lambda key: re.match(rf".*\.{key}$", module)  # noqa: E731
+    return alphas.get(next(filter(fits, keys), module), 5)
+
+
+@pytest.mark.parametrize("version", BY_VERSION)
+def test_patterns_that_overlap_by_version(version: str) -> None:
+    own = config(r=2, lora_alpha=5, peft_version=version, **OVERLAP)
+    for name, alpha in BY_VERSION[version].items():
+        module = f"model.layers.3.{name}"
+        assert own.alpha_of(module) == _of_peft(version, module) == alpha
+
+
+def test_keys_of_the_file_tell_the_rule() -> None:
+    since = {
+        rule.since for key in ("eva_config", "corda_config") for rule in config(**{key: None}).rules
+    }
+    assert since == {(0, 14), (0, 15)}
+    assert [rule.since for rule in config(target_parameters=None).rules] == [(0, 15)]
+    assert len(config().rules) == 3
+
+
+def test_ranks_tell_the_rule_where_the_file_does_not() -> None:
+    """Before 0.15 nothing stood behind "gate_proj": those modules kept the rank of the others."""
+    gate, ranks = "model.layers.3.mlp.gate_proj", {"down_proj|gate_proj": 4}
+    for rank in (2, 4):
+        values = factors(gate, 10, 11, rank=rank)
+        assert read_peft(in_memory(values, rank_pattern=ranks)).scales == {weight(gate): 5 / rank}
+    alphas = {"down_proj|gate_proj": 12, "self_attn.q_proj": 7}
+    patterns = {"rank_pattern": {**ranks, "q_proj": 3}, "alpha_pattern": alphas}
+    values = factors(MODULE, 10, 42, rank=3) | factors(gate, 10, 11, rank=4)
+    scales = read_peft(in_memory(values, **patterns)).scales
+    assert scales == {weight(MODULE): 7 / 3, weight(gate): 3.0}
+    values |= factors(gate, 10, 11)  # of rank 2: by 0.13 or by 0.14
+    with pytest.raises(AdapterError, match=r"q_proj: .* is 5 in PEFT before 0\.14 and 7 since"):
+        read_peft(in_memory(values, **patterns))
+
+
+def weight(module: str) -> str:
+    return f"{module.removeprefix('model.')}.weight"
+
+
+def test_an_alpha_that_depends_on_the_version_is_refused() -> None:
+    values = factors(MODULE, 10, 42, rank=3)
+    with pytest.raises(AdapterError) as caught:
+        read_peft(in_memory(values, **OVERLAP))
+    assert str(caught.value) == (
+        f"run: {MODULE}: by alpha_pattern its alpha is 9 in PEFT before 0.14 and 12 since, and "
+        "adapter_config.json does not say which version trained it; write that into it, such as "
+        '"peft_version": "0.13.2"'
+    )
+    told = read_peft(in_memory(values, peft_version="0.13.2", **OVERLAP))
+    assert list(told.scales.values()) == [3.0]
 
 
 @pytest.mark.parametrize("version", KEYS)

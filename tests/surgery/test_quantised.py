@@ -15,7 +15,8 @@ from gemma_convert.convert.readers import open_orbax
 from gemma_convert.convert.tensor import Array, ArrayTensor, Tensor
 from gemma_convert.surgery.adapters.open import adapter_source
 from gemma_convert.surgery.adapters.qwix import split_factors
-from gemma_convert.surgery.quantised import Dequantised, dequantised, is_quantised
+from gemma_convert.surgery.quantised import Dequantised, dequantised, is_quantised, tiles_of
+from gemma_convert.surgery.trained_on import TrainedOn, of_codes
 from tests.checkpoints import BF16, F32, arrays, memory
 
 SAMPLES = Path(__file__).parents[1] / "data" / "orbax_samples"
@@ -89,6 +90,29 @@ def test_the_tile_is_told_from_the_shapes() -> None:
         values = parts(np.int8, (6, 14, 11), scales, F32)
         tiles.append(Dequantised(*map(ArrayTensor, values.values())).tile)
     assert tiles == [None, 2, 2]
+
+
+def test_a_tile_may_be_a_whole_axis() -> None:
+    """By itself such a weight has no tiles; beside others it has theirs, if its axis is as long."""
+    by_shape = {
+        name: Dequantised(*map(ArrayTensor, parts(np.int8, shape, scales, F32).values()))
+        for name, shape, scales in (
+            ("tiles of 7", (14, 11), (2, 11)),
+            ("one of 7", (7, 11), (1, 11)),
+            ("one of 6", (6, 11), (1, 11)),
+            ("tiles of 2", (14, 11), (7, 11)),
+            ("7 times 6", (7, 6, 11), (1, 1, 11)),
+        )
+    }
+    tiles, one, other, small, two = by_shape.values()
+    assert tiles_of([tiles, one]) == tiles_of([one, tiles]) == [7]
+    assert tiles_of([one, other]) == [None]
+    assert tiles_of([one, tiles, other]) == [None, 7]
+    assert tiles_of([tiles, small]) == [7, 2]
+    assert tiles_of([tiles, two]) == [7, None]  # tiles lie along the last of the two
+    weights = {"one": one, "tiles": tiles}
+    assert of_codes(weights) == TrainedOn(({"weight_qtype": "int8", "tile_size": 7},), ("float32",))
+    assert of_codes({**weights, "other": other}) == TrainedOn()
 
 
 def test_other_weights_are_left_alone() -> None:

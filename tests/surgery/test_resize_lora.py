@@ -144,7 +144,7 @@ def test_more_rank_is_the_same_adapter(tmp_path: Path, capsys: Any) -> None:
     for name in ("wide", "float32", "wider", "orbax"):
         words = ["surgery", "merge-lora", base, tmp_path / "adapter", tmp_path / name]
         assert run_cli(*words, "--out", out) == 1
-        assert "adapter has the same factors; leave it out" in capsys.readouterr().err
+        assert "adapter holds the same factors; leave it out" in capsys.readouterr().err
     for name in ("small", "rough"):
         assert "same_as" not in ledger(tmp_path / name)
     assert sorted(ledger(tmp_path / "wider")["same_as"]) == sorted(

@@ -58,6 +58,7 @@ class _Found:
     """What came of the comparison so far."""
 
     pairs: dict[str, Pair] = field(default_factory=dict)
+    scales: dict[str, float] = field(default_factory=dict)
     modules: dict[str, Any] = field(default_factory=dict)
     rest: dict[str, str] = field(default_factory=dict)
     saved: dict[str, Tensor] = field(default_factory=dict)
@@ -99,7 +100,7 @@ def extract_lora(
     save_rest: bool = False,
     base_id: str | None = None,
 ) -> Exchange:
-    """The adapter whose deltas are ``tuned`` - ``base``. Its scale is 1: alpha is the rank.
+    """The adapter whose deltas are ``tuned`` - ``base``. Alpha is the rank, but for `rows.Gain`.
 
     One change is in memory at a time, in float32, and the factors of all.
 
@@ -130,7 +131,7 @@ def extract_lora(
         found.saved[HEAD] = found.saved[found.embedding]
     adapter = Adapter(
         found.pairs,
-        dict.fromkeys(found.pairs, 1.0),
+        found.scales,
         spelling,
         tuned.source,
         saved=found.saved,
@@ -225,6 +226,7 @@ def _factorise(found: _Found, place: Place, spelling: Spelling, limits: Limits) 
     found.pairs[place.name] = Pair(factors[0], factors[1], (form,))
     if limits.share is not None and rank < (svd.rank_for(limits.share) or rank + 1):
         found.short[place.name] = told["energy"]
+    found.scales[place.name] = place.parameter.gain(layout)
     found.modules[place.name] = told | {"shape": list(matrix.shape)}
     return ""
 

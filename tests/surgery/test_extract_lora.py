@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors import safe_open
+from safetensors.numpy import load_file
 
 from gemma_convert.convert.readers import open_orbax
 from gemma_convert.convert.tensor import Array
@@ -28,6 +29,7 @@ from tests.checkpoints import (
     write_base,
     write_run,
 )
+from tests.logits_pairs import spoilt
 
 pytestmark = [
     pytest.mark.filterwarnings(r"ignore::DeprecationWarning:(tunix|qwix)\."),
@@ -345,6 +347,28 @@ def test_what_no_layer_reads_is_not_compared(tmp_path: Path) -> None:
     ledger = read(tmp_path / "adapter")
     assert list(ledger["modules"]) == [f"layers.{i}.attn.q_einsum.w" for i in range(5)]
     assert ledger["rest"] == []
+
+
+def test_a_weight_that_tunix_scales(tmp_path: Path) -> None:
+    """per_layer_model_projection: the delta of Tunix's factors is one of the scaled weight."""
+    base = tiny.hf_model("gemma4-e2b")
+    base.save_pretrained(tmp_path / "base")
+    random = np.random.default_rng(4)
+
+    def change(weights: dict[str, Any]) -> None:
+        (name,) = [name for name in weights if "per_layer_model_projection" in name]
+        rows, columns = weights[name].shape
+        weights[name] += random.normal(size=(rows, 2)) @ random.normal(size=(2, columns))
+
+    spoilt(tmp_path / "base", tmp_path / "tuned", change)
+    assert extract(tmp_path, "--rank", 2, "--format", "orbax") == 0
+    words = ["orbax-to-hf", tmp_path / "adapter", "--base", tmp_path / "base"]
+    assert run_cli(*words, "--out", tmp_path / "merged", "--quiet") == 0
+    tuned, merged = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("tuned", "merged")
+    )
+    for name, array in tuned.items():  # values up to 8, of an SVD in float32
+        np.testing.assert_allclose(merged[name], array, rtol=0, atol=1e-5)
 
 
 def test_peft_loads_it_and_computes_what_was_tuned(tmp_path: Path) -> None:

@@ -103,7 +103,11 @@ def combine_lora(
             ranks and they differ.
     """
     as_peft = sources[0].is_peft if to_peft is None else to_peft
-    given = [_plain(source, model, alpha) for source in sources]
+    some = any(source.takes_alpha for source in sources)
+    given = [
+        _plain(source, model, alpha if source.takes_alpha or not some else None)
+        for source in sources
+    ]
     if not twice:
         refuse_twice(given)
     trained_on, notes = one_base(given)
@@ -142,7 +146,7 @@ def combine_lora(
 
 def _plain(source: Source, model: Model | None, alpha: float | None) -> Adapter:
     """The adapter of a source, with a pair a layer; it has a sum with others."""
-    adapter = opened(source, alpha if source.takes_alpha else None)
+    adapter = opened(source, alpha)
     adapter = unrolled(adapter, model) if model is not None else adapter
     check_values(adapter, allow_zero=True)
     require_matrices(adapter)

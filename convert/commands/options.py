@@ -49,7 +49,11 @@ _OPTIONS = (
         is_flag=True,
         help="Accept LoRA pairs whose delta vanishes in the rounding to the stored dtype.",
     ),
-    click.option("--force", is_flag=True, help="Replace an output directory that is not empty."),
+    click.option(
+        "--force",
+        is_flag=True,
+        help="Replace an output directory that is not empty; merge an adapter a second time.",
+    ),
     click.option(
         "--max-shard-size",
         type=ByteSize(),

@@ -49,7 +49,7 @@ def gather(
     if pairs:
         own = None if elsewhere and stored_alpha(source.metadata) is not None else alpha
         found.append(read_qwix(pairs, source.metadata, own, source.source))
-    found += [opened(other, alpha) for other in others]
+    found += [opened(other, alpha if other.takes_alpha else None) for other in others]
     found = [unrolled(adapter, model) for adapter in found]
     for adapter in found:
         check_values(adapter, allow_zero=allow_zero)

@@ -68,15 +68,20 @@ def opened(source: Source, alpha: float | None = None) -> Adapter:
 
     Args:
         source: From `adapter_source`.
-        alpha: LoRA alpha of a Tunix checkpoint that does not say it; others do not use it.
+        alpha: LoRA alpha of a Tunix checkpoint, where it does not say it, or the same.
 
     Raises:
-        AdapterError: If it is not understood; see `read_peft` and `read_qwix`.
+        AdapterError: If it is not understood, see `read_peft` and `read_qwix`, or says another
+            alpha.
     """
     checkpoint = source.checkpoint
+    if source.is_peft and alpha is not None:
+        raise AdapterError(
+            f"{checkpoint.source}: --alpha {alpha:g}: its adapter_config.json says the scale",
+            "leave --alpha out",
+        )
     if source.is_peft:
         return read_peft(checkpoint).weighted(source.weight)
     pairs = split_factors(checkpoint)[1]
-    given = alpha if source.takes_alpha else None
-    adapter = read_qwix(pairs, checkpoint.metadata, given, checkpoint.source)
+    adapter = read_qwix(pairs, checkpoint.metadata, alpha, checkpoint.source)
     return adapter.weighted(source.weight)

@@ -266,6 +266,24 @@ def test_what_tunix_cannot_hold_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+def test_an_alpha_that_contradicts_the_stored_one(tmp_path: Path, capsys: Any) -> None:
+    write_base(tmp_path / "base", GEMMA3, {})
+    run = write_run(tmp_path / "run", factor_arrays(GEMMA3), {"lora": {"alpha": 7}})
+    values = factors("model.layers.0.self_attn.q_proj", 10, 42)
+    peft = write(tmp_path / "peft", values)
+    stored = "the checkpoint's metadata says alpha 7, --alpha says 8; leave --alpha out"
+    file = "--alpha 8: its adapter_config.json says the scale; leave --alpha out"
+    for command, adapter, message in (
+        (["orbax-to-peft", run, "--base", tmp_path / "base"], run, stored),
+        (["surgery", "resize-lora", run, "--rank", 3], run, stored),
+        (["surgery", "resize-lora", peft, "--rank", 3], peft, file),
+        (["surgery", "combine-lora", run, run, "--force"], run, stored),
+        (["surgery", "combine-lora", peft, peft, "--force"], peft, file),
+    ):
+        assert run_cli(*command, "--alpha", 8, "--out", tmp_path / "out") == 1, command
+        assert re.match(f"error: {adapter}\\S*: {re.escape(message)}", capsys.readouterr().err)
+
+
 def test_dora_and_saved_modules_do_not_go_to_tunix(tmp_path: Path, capsys: Any) -> None:
     write_base(tmp_path / "base", GEMMA3, {})
     values = factors("model.layers.0.self_attn.q_proj", 10, 42)

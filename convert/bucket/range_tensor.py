@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import tempfile
 from collections import OrderedDict
+from io import BufferedReader
 from pathlib import Path
 from threading import Lock
-from typing import BinaryIO
 
 import numpy as np
 
@@ -34,7 +34,7 @@ class Spool:
         self._files: OrderedDict[str, Path] = OrderedDict()
         self._lock = Lock()
 
-    def open(self, tensor: RangeTensor) -> BinaryIO:
+    def open(self, tensor: RangeTensor) -> BufferedReader:
         """The file with all of the tensor's bytes, open; fetched if it is not there.
 
         It stays readable when another tensor's takes its place.

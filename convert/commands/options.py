@@ -52,7 +52,7 @@ _OPTIONS = (
     click.option(
         "--force",
         is_flag=True,
-        help="Replace an output directory that is not empty; merge an adapter a second time.",
+        help="Replace an output directory that is not empty, or merge what is merged already.",
     ),
     click.option(
         "--max-shard-size",

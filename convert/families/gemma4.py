@@ -9,6 +9,8 @@
 - RMSNorm multiplies by w, not by 1 + w, everywhere.
 """
 
+from math import sqrt
+
 from gemma_convert.convert.families import common, gemma4_audio, gemma4_vision
 from gemma_convert.convert.presets.gemma4 import PRESETS
 from gemma_convert.convert.rows import Family, Layer, row
@@ -50,7 +52,7 @@ def by_root(layer: Layer) -> float:
 
     Source: Tunix 0.1.7, ``models/gemma4/model.py``; Qwix adapts the einsum with the scaled w.
     """
-    return float(layer.sizes["d"]) ** -0.5
+    return 1 / sqrt(layer.sizes["d"])
 
 
 ATTENTION = (

@@ -110,7 +110,11 @@ def _clean_text(text: str, known: Mapping[str, str]) -> str:
 def _command(command: str, known: Mapping[str, str]) -> str:
     """A command whose words are no paths."""
     words = []
-    for word in shlex.split(command):
+    try:
+        typed = shlex.split(command)
+    except ValueError:  # a quotation mark that none of ours left open
+        typed = command.split()
+    for word in typed:
         option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
         words.append(option + equals + (known.get(value) or public_path(value) if value else value))
     return shlex.join(words)

@@ -17,7 +17,8 @@ from gemma_convert.convert.hub.names import SCHEME, is_repo_id, parse_hub_path
 from gemma_convert.convert.hub.public import public_config, public_ledger
 from gemma_convert.convert.ledger import LEDGER_NAME
 from gemma_convert.convert.readers import open_checkpoint
-from gemma_convert.convert.readers.jsonfile import parse_object, read_bytes, read_object
+from gemma_convert.convert.readers.jsonfile import parse_object, read_bytes
+from gemma_convert.convert.readers.provenance import read_ledger
 from gemma_convert.convert.registry import explain
 from gemma_convert.convert.validation.result import VALIDATION_NAME
 
@@ -91,7 +92,7 @@ def read_source(
     checkpoint = open_checkpoint(directory)
     paths, hidden = list_files(directory)
     ignored = _ignored(checkpoint, paths)
-    ledger = read_object(paths[LEDGER_NAME]) if LEDGER_NAME in paths else {}
+    ledger = read_ledger(paths[LEDGER_NAME]) if LEDGER_NAME in paths else {}
     adapter_config = checkpoint.metadata.get("adapter_config", {})
     base_model = base_model or _base_model(ledger, adapter_config)
     written = {
@@ -115,7 +116,7 @@ def read_source(
         license={"license": license} if license else _license(ledger),
         layout=_layout(checkpoint),
     )
-    readme = read_bytes(paths[CARD_NAME]).decode("utf-8") if CARD_NAME in paths else None
+    readme = _read_text(paths[CARD_NAME]) if CARD_NAME in paths else None
     notes = [*checkpoint.notes] if checkpoint.format == "safetensors" else []
     notes += [f"left out {name}: it is hidden" for name in hidden]
     return Source(
@@ -178,6 +179,14 @@ def _license(ledger: Mapping[str, Any]) -> dict[str, Any]:
             stated = read_front_matter(text, str(readme))
             return {key: stated[key] for key in LICENSE_KEYS if key in stated}
     return {}
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        what = f"{path} is not UTF-8 from byte {error.start} on"
+        raise InputError(what, "save it as UTF-8, as the Hub wants it") from error
 
 
 def _read_validation(path: Path) -> Any:

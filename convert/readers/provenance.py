@@ -44,6 +44,31 @@ def with_provenance(checkpoint: Checkpoint, *directories: Path) -> Checkpoint:
     return checkpoint.replace(metadata={**checkpoint.metadata, "merged": merged, **told})
 
 
+def read_ledger(path: Path) -> dict[str, Any]:
+    """A ledger of ours; empty for another file of that name.
+
+    Raises:
+        InputError: No JSON object.
+    """
+    ledger = read_object(path)
+    output = ledger.get("output")
+    tables = [output, ledger.get("model", {}), ledger.get("counts", {})]
+    tables += [ledger.get("survival", {}), ledger.get("survival_by_tensor", {})]
+    tables += [*_listed(ledger.get("inputs")), *_listed(ledger.get("adapters"))]
+    ours = (
+        str(ledger.get("tool")).startswith("gemma-convert")
+        and all(isinstance(ledger.get(key, []), list) for key in ("inputs", "adapters"))
+        and all(isinstance(table, Mapping) for table in tables)
+        and all(isinstance(file, Mapping) for file in _values(output, "files"))
+    )
+    return ledger if ours else {}
+
+
+def _values(table: Any, key: str) -> Sequence[Any]:
+    found = table.get(key) if isinstance(table, Mapping) else None
+    return list(found.values()) if isinstance(found, Mapping) else ()
+
+
 def same_as(table: Mapping[str, Any]) -> tuple[str, ...]:
     """The digests under ``same_as`` and ``made_of``, of a ledger's entry or of metadata."""
     found = (*_listed(table.get("same_as")), *_listed(table.get("made_of")))

@@ -98,3 +98,43 @@ def test_what_is_left_out_is_said(
         assert f"note: left out {name}: it is hidden" in err
     assert "note: ignored model.safetensors" in err
     assert not {".env", ".git/config", "model.safetensors"} & set(hub.repos[REPO].files)
+
+
+_FILES = {"output": {"files": {}}}
+
+
+@pytest.mark.parametrize(
+    "ledger",
+    [
+        {"output": None},
+        {"tool": "gemma-convert 0.1.0", "output": None},
+        {"tool": "gemma-convert 0.1.0", "output": {"files": {"model.safetensors": "x"}}},
+        {"tool": "gemma-convert 0.1.0", **_FILES, "inputs": ["a"]},
+        {"tool": "gemma-convert 0.1.0", **_FILES, "adapters": {"a": "b"}},
+        {"tool": "gemma-convert 0.1.0", **_FILES, "model": None},
+    ],
+)
+def test_what_is_no_ledger_of_ours_is_a_file_like_others(
+    hub: Hub, model: Path, ledger: dict[str, object]
+) -> None:
+    (model / "conversion.json").write_text(json.dumps(ledger))
+    assert run_cli("push", model, REPO, "--quiet") == 0
+    assert json.loads(hub.repos[REPO].files["conversion.json"]) == ledger
+
+
+def test_a_command_that_no_shell_would_read(hub: Hub, model: Path) -> None:
+    ledger = {"tool": "gemma-convert 0.1.0", **_FILES, "command": "it's /home/me/run"}
+    (model / "conversion.json").write_text(json.dumps(ledger))
+    assert run_cli("push", model, REPO, "--quiet") == 0
+    pushed = json.loads(hub.repos[REPO].files["conversion.json"])
+    assert "/home" not in pushed["command"]
+
+
+def test_a_readme_in_another_encoding(
+    hub: Hub, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (model / "README.md").write_bytes("ein Modell für".encode("latin-1"))
+    assert run_cli("push", model, REPO, "--quiet") == 1
+    expected = f"error: {model}/README.md is not UTF-8 from byte 12 on; save it as UTF-8"
+    assert capsys.readouterr().err.startswith(expected)
+    assert hub.repos == {}

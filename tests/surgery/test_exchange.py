@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -260,8 +261,6 @@ def test_what_tunix_cannot_hold_is_refused(
     adapter = write(tmp_path / "adapter", values, **config)
     words = ["peft-to-orbax", adapter, "--base", tmp_path / "base", "--out", tmp_path / "out"]
     assert run_cli(*words) == 1
-    import re
-
     assert re.search(message, capsys.readouterr().err)
     assert not (tmp_path / "out").exists()
 

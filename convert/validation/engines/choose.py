@@ -104,7 +104,14 @@ def _about(
         dtype=options.dtype or "float32",
         stored=main_dtype(weights),
         tokenizer=tokenizer_directory(reference),
+        vocabulary=_vocabulary(reference),
     )
+
+
+def _vocabulary(reference: Checkpoint) -> int | None:
+    """Rows of the embedding of a Hugging Face directory."""
+    found = (t.shape for name, t in reference.items() if name.endswith("embed_tokens.weight"))
+    return next((shape[0] for shape in found if shape), None)
 
 
 def tokenizer_directory(checkpoint: Checkpoint) -> Path | None:

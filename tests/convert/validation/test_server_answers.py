@@ -7,6 +7,7 @@ import json
 import random
 import socket
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from gemma_convert.convert.validation.engines.base import About, Logits, TopK
 from gemma_convert.convert.validation.engines.http import call, same_server
 from gemma_convert.convert.validation.engines.server import Server, connect
 from gemma_convert.convert.validation.metrics import compare
+from tests.checkpoints import run_cli
 from tests.stand_in import MODELS, Answer, Serve
 
 IDS = [2, 7, 5, 11]
@@ -252,3 +254,25 @@ def test_a_key_that_cannot_be_sent_is_not_told(serve: Serve) -> None:
             connect(address, key, "float32")
         assert key not in str(caught.value)
     assert "secret" not in repr(connect(address, "secret", "float32"))
+
+
+def test_each_server_gets_its_own_key_and_no_report_tells_it(
+    serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: dict[str, list[str | None]] = {"a": [], "b": []}
+    address = {side: serve(always(right()), keys=keys) for side, keys in seen.items()}
+    (tmp_path / "p.json").write_text(json.dumps([{"name": "x", "ids": IDS}]))
+    check = ["validate", "logits", address["a"], address["b"], "--prompts", tmp_path / "p.json"]
+    check += ["--report", tmp_path / "r.html"]
+    assert run_cli(*check, "--api-key", "hidden-a", "--api-key-b=hidden-b") == 0
+    assert {side: set(keys) for side, keys in seen.items()} == {
+        "a": {"Bearer hidden-a"},
+        "b": {"Bearer hidden-b"},
+    }
+    assert "hidden" not in (tmp_path / "r.html").read_text() + "".join(capsys.readouterr())
+    seen["b"].clear()
+    assert run_cli(*check, "--api-key", "hidden-a", "--quiet") == 0
+    assert set(seen["b"]) == {None}
+    same = ["validate", "logits", address["b"], address["b"] + "/v1", *check[4:]]
+    assert run_cli(*same, "--api-key", "hidden-b", "--quiet") == 0
+    assert set(seen["b"]) == {None, "Bearer hidden-b"}

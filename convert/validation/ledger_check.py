@@ -21,12 +21,12 @@ from gemma_convert.convert.printable import one_line
 from gemma_convert.convert.readers.jsonfile import read_object
 from gemma_convert.convert.validation.configs import same_json
 from gemma_convert.convert.validation.recomputed import Recomputed
-from gemma_convert.convert.validation.result import VALIDATION_NAME, Finding
+from gemma_convert.convert.validation.result import REPORT_NAME, VALIDATION_NAME, Finding
 from gemma_convert.surgery.delta import Merged
 
 NOT_COMPARED = "its files were not compared"
 
-_ABOUT = (LEDGER_NAME, VALIDATION_NAME)
+_ABOUT = (LEDGER_NAME, VALIDATION_NAME, REPORT_NAME)
 """Files that tell of the output; a check may be run, and kept there, at any time."""
 
 _COMPLETE = ("tensors", "counts", "survival_by_tensor")

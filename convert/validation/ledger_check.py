@@ -74,7 +74,8 @@ def require_same_base(directory: Path, job: Job) -> None:
     Raises:
         InputError: If the ledger says that the base was quantised otherwise.
     """
-    told = (_ledger(directory) or {}).get("base")
+    ledger = _ledger(directory)
+    told = None if ledger is None or isinstance(ledger, Finding) else ledger.get("base")
     used = told.get("used") if isinstance(told, Mapping) else None
     ours = job.bases[0] if job.bases is not None else None
     if isinstance(used, str) and used != ours:
@@ -107,6 +108,8 @@ def check_ledger(
     ledger = _ledger(directory)
     if ledger is None:
         return [], (f"{directory} has no {LEDGER_NAME}: {NOT_COMPARED}",)
+    if isinstance(ledger, Finding):
+        return [ledger], ()
     told = [*_disagreements(ledger, _derived(job, found, ledger))]
     if job.bases is None and ledger.get("base") is not None:
         told.append(f"base is {_text(ledger['base'])}, but none was quantised")
@@ -115,9 +118,13 @@ def check_ledger(
     return findings, _other_inputs(ledger, job)
 
 
-def _ledger(directory: Path) -> Mapping[str, Any] | None:
+def _ledger(directory: Path) -> Mapping[str, Any] | Finding | None:
+    """The ledger, what is wrong with one that cannot be read, or None."""
     path = directory / LEDGER_NAME
-    return read_object(path) if path.is_file() else None
+    try:
+        return read_object(path) if path.is_file() else None
+    except InputError as error:
+        return Finding(LEDGER_NAME, error.what)
 
 
 def _derived(

@@ -424,6 +424,20 @@ def test_a_sample_believes_which_pairs_changed_nothing(
     ]
 
 
+@pytest.mark.parametrize("written", ["gemma3"], indirect=True)
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [(b"\xff\xfe{}", "is not UTF-8"), (b"[]", "must be a JSON object, found list")],
+)
+def test_a_ledger_that_cannot_be_read_is_a_finding(
+    data: bytes, told: str, written: dict[str, Path]
+) -> None:
+    (written["out"] / "conversion.json").write_bytes(data)
+    (finding,) = result_of(written).findings
+    assert finding.where == "conversion.json"
+    assert told in finding.what
+
+
 def test_without_a_ledger_a_note_says_so(written: dict[str, Path]) -> None:
     (written["out"] / "conversion.json").unlink()
     result = result_of(written)

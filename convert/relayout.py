@@ -22,7 +22,7 @@ from gemma_convert.convert.network import Network, Parameter
 from gemma_convert.convert.pattern import Pattern, Ranges, Sizes
 from gemma_convert.convert.repeats import Part, once
 from gemma_convert.convert.stack import stacked, unstacked
-from gemma_convert.convert.tensor import Array, Box, Tensor, Zeros, cast, extent, slices
+from gemma_convert.convert.tensor import Array, Box, Tensor, Zeros, ancestry, cast, extent, slices
 from gemma_convert.convert.values import AS_IT_IS, Affine, Revalued
 
 
@@ -131,7 +131,7 @@ def relayout(
     """
     for spelling in (source, target):
         _require_layout(model, spelling.layout)
-    checkpoint = unstacked(checkpoint, model, source)
+    stored, checkpoint = checkpoint, unstacked(checkpoint, model, source)
     require_fit(checkpoint, model, source, partial=partial)
     made: dict[str, Tensor] = {}
     filled: list[str] = []
@@ -166,7 +166,7 @@ def relayout(
     made_of = checkpoint.replace(
         tensors=made,
         notes=checkpoint.notes + _filled_note(filled, refilled),
-        dropped={**checkpoint.dropped, **dropped},
+        dropped={**checkpoint.dropped, **_as_stored(dropped, checkpoint, stored, made)},
     )
     return made_of if by_layer else stacked(made_of, model, target, partial=partial)
 
@@ -179,6 +179,19 @@ def _without(parameter: Parameter, target: Spelling, spare: Mapping[str, Tensor]
     if target.layout.unread != "carried" or spare is None:
         return target.layout.unread == "absent"
     return not any(name in spare for name, _ in stored_names(parameter, target))
+
+
+def _as_stored(
+    dropped: Mapping[str, str], layers: Checkpoint, stored: Checkpoint, made: Mapping[str, Tensor]
+) -> dict[str, str]:
+    """What is left out, by the name of the stacked array where no other layer of it is read."""
+    read = {id(step) for tensor in made.values() for step in ancestry(tensor)}
+    names = {id(tensor): name for name, tensor in stored.items() if id(tensor) not in read}
+    found = {}
+    for name, why in dropped.items():
+        steps = ancestry(layers[name]) if name in layers else ()
+        found[next((names[id(step)] for step in steps if id(step) in names), name)] = why
+    return found
 
 
 def _filled_note(zeros: list[str], taken: list[str]) -> tuple[str, ...]:

@@ -114,6 +114,7 @@ FAULTS = {
     "vocabulary rows shifted by 64": Fault(
         _changed(_EMBEDDING, lambda w: np.roll(w, 64, axis=0)),
         (_EMBEDDING,),
+        "131 of 131 rows hold another row of the first, 67 by -64 and 64 by +67, around the end: "
         "row [0] is the first's [67]",
     ),
     "layer_scalar 1.0": Fault(_changed(_SCALAR, np.ones_like), (_SCALAR,), "every value is 1"),

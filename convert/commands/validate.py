@@ -191,7 +191,8 @@ def merged(
     is_flag=True,
     help="Have transformers read each layer from the disk when it is run.",
 )
-@click.option("--api-key", envvar="OPENAI_API_KEY", help="Of a server.")
+@click.option("--api-key", envvar="OPENAI_API_KEY", help="Of a server; of A, if both are servers.")
+@click.option("--api-key-b", help="Of B, where both are servers and B is another one.")
 @report_option
 @output_options
 def logits(
@@ -210,6 +211,7 @@ def logits(
     positions: int,
     low_memory: bool,
     api_key: str | None,
+    api_key_b: str | None,
     report: Path | None,
     as_json: bool,
     quiet: bool,
@@ -230,7 +232,7 @@ def logits(
     from dataclasses import replace
 
     from gemma_convert.convert.commands.show_result import finish
-    from gemma_convert.convert.validation.engines.choose import Options
+    from gemma_convert.convert.validation.engines.choose import Options, key_of_second
     from gemma_convert.convert.validation.setup_logits import Request, compare_logits
     from gemma_convert.convert.validation.verdict import Overrides
 
@@ -239,7 +241,7 @@ def logits(
         first,
         second,
         options,
-        replace(options, dtype=dtype_b),
+        replace(options, dtype=dtype_b, api_key=key_of_second(first, second, api_key, api_key_b)),
         prompts,
         layers,
         positions,

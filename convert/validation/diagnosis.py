@@ -7,8 +7,10 @@ two checkpoints, only its cause is left to the reader.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
+import ml_dtypes
 import numpy as np
 
 from gemma_convert.convert import dtypes
@@ -19,6 +21,8 @@ from gemma_convert.convert.validation.rank import ulp
 _EXACT = 1e-12
 """Relative error of sums in float64 over values that are equal but for a factor."""
 
+_FITTED = 1e-9
+"""How far a fitted factor may be off."""
 
 _DOMINATED = 100
 """By how much the square of a factor's effect exceeds what it does not explain."""
@@ -67,25 +71,33 @@ def values(a: Tensor, b: Tensor, difference: Difference) -> str:
     factor = difference.ab / difference.a2
     # |b - factor a|^2, relative to |b|^2
     rest = 1 - difference.ab**2 / (difference.a2 * difference.b2)
-    if rest <= _EXACT and abs(factor - 1) > 1e-6:
-        return f"every value is multiplied by {factor:.6g}"
     # what is left is far smaller than what the factor does, as it is where products were rounded
-    if 0 <= _DOMINATED * rest < (factor - 1) ** 2 and _is_rounded_product(a, b, factor):
-        return f"every value is multiplied by {factor:.3g} and rounded"
-    return ""
+    if _DOMINATED * rest >= (factor - 1) ** 2 or not _is_product(a, b, factor):
+        return ""
+    if rest <= _EXACT:
+        return f"every value is multiplied by {factor:.6g}"
+    return f"every value is multiplied by {factor:.3g} and rounded"
 
 
-def _is_rounded_product(a: Tensor, b: Tensor, factor: float) -> bool:
+def _is_product(a: Tensor, b: Tensor, factor: float) -> bool:
     """Whether each value of ``b`` is that of ``a`` times ``factor``, to a unit in the last place.
 
     The product is half a unit away if it was rounded once; the factor, fitted, may be off by less.
+    One so near to 1 that values could be unchanged as well is none.
     """
-    if not (dtypes.is_float(a.dtype) and dtypes.is_float(b.dtype)):
+    if dtypes.is_float(a.dtype) != dtypes.is_float(b.dtype):
+        return False
+    is_float = dtypes.is_float(b.dtype)
+    unit = float(ml_dtypes.finfo(b.dtype).eps) if is_float else 0.0
+    if abs(factor - 1) <= 2 * (unit + _FITTED):
         return False
     for x, y in paired_blocks(a, b):
-        left = np.abs(y.astype(np.float64) - factor * x.astype(np.float64))
-        if not np.all(left <= ulp(y, b.dtype)):
-            return False
+        wide = y.astype(np.float64)
+        with np.errstate(invalid="ignore", over="ignore"):
+            left = np.abs(wide - factor * x.astype(np.float64))
+            allowed = _FITTED * np.abs(wide) + (ulp(y, b.dtype) if is_float else 0.0)
+            if not np.all(left <= allowed):
+                return False
     return True
 
 
@@ -105,12 +117,22 @@ def moved_rows(a: Tensor, b: Tensor) -> str:
     if not moved or 2 * len(moved) < changed:
         return ""
     to, of = moved[0]
-    shifts = {of - to for to, of in moved}
-    by = f", all by {shifts.pop():+d}" if len(shifts) == 1 else ""
+    by = _shift([of - to for to, of in moved], len(before))
     return (
         f"{len(moved)} of {len(before)} rows hold another row of the first{by}: "
         f"row {_index(to, a.shape)} is the first's {_index(of, a.shape)}"
     )
+
+
+def _shift(shifts: Sequence[int], rows: int) -> str:
+    """By how much rows were moved, where that is the same for all, but for the end's wrap."""
+    counts = Counter(shifts).most_common()
+    if len(counts) == 1:
+        return f", all by {counts[0][0]:+d}"
+    if len({shift % rows for shift in shifts}) > 1:
+        return ""
+    told = " and ".join(f"{count} by {shift:+d}" for shift, count in counts)
+    return f", {told}, around the end"
 
 
 def _row_hashes(tensor: Tensor) -> list[bytes]:

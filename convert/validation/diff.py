@@ -11,6 +11,7 @@ from math import sqrt
 from typing import Any
 
 from gemma_convert.convert.checkpoint import Checkpoint
+from gemma_convert.convert.printable import one_line
 from gemma_convert.convert.tensor import Tensor
 from gemma_convert.convert.validation.alignment import align
 from gemma_convert.convert.validation.configs import config_differences
@@ -40,6 +41,7 @@ _COLUMNS = (
     "same_bytes",
     "unequal",
     "size",
+    "not_finite",
     "max_abs",
     "relative_frobenius",
     "cosine",
@@ -224,9 +226,12 @@ def describe(entry: Entry) -> str:
 
 
 def _most_different_first(entry: Entry) -> tuple[int, float]:
-    order = (ONLY_A, ONLY_B, SHAPE, DIFFERS, SAME).index(entry.status)
-    relative = entry.difference.relative if entry.difference else None
-    return max(order, 2), -(float("inf") if relative is None else relative)
+    found = entry.difference
+    if found is not None and found.not_finite:
+        return 0, -found.not_finite / found.size
+    relative = found.relative if found is not None else None
+    order = {DIFFERS: 2, SAME: 3}.get(entry.status, 1)
+    return order, -(float("inf") if relative is None else relative)
 
 
 def aggregated(entries: Sequence[Entry], key: Callable[[Entry], Any]) -> list[dict[str, Any]]:
@@ -271,11 +276,20 @@ def _summary(entries: Sequence[Entry], spelling: str) -> tuple[tuple[str, str], 
 
 
 def as_csv(result: Result) -> str:
-    """The tensors of a diff as CSV."""
+    """The tensors of a diff as CSV, a line each.
+
+    Names are not trusted: text that a spreadsheet would compute begins with ``'``, and what is not
+    printable is escaped.
+    """
     out = io.StringIO()
     writer = csv.DictWriter(out, _COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for row in result.data["tensors"]:
         shapes = {k: "x".join(map(str, row[k] or ())) for k in ("shape_a", "shape_b")}
-        writer.writerow({**row, **shapes})
+        cells = {**row, **shapes}
+        writer.writerow({k: _cell(v) if isinstance(v, str) else v for k, v in cells.items()})
     return out.getvalue()
+
+
+def _cell(text: str) -> str:
+    return one_line(f"'{text}" if text.startswith(("=", "+", "-", "@", "'")) else text)

@@ -13,12 +13,18 @@ from gemma_convert.convert.tensor import Array, Box, Tensor, blocks
 BLOCK_BYTES = 4 << 20
 """Blocks are widened to float64, which takes up to eight times their bytes."""
 
+_LEAST, _MOST = 1e-60, 1e60
+"""Between these float64 holds products of four values, and sums of them: all of float32 that
+matters, and more."""
+
 
 @dataclass(frozen=True)
 class Difference:
     """Sums over the values of two tensors a and b, and over d = b - a.
 
-    Values that are not finite on both sides and not the same bits are counted apart.
+    Values that are not finite on both sides and not the same bits are counted apart. The sums of
+    squares and products are divided by ``4 ** exponent``, so that float64 holds them: their
+    ratios alone mean something.
 
     Attributes:
         size: Number of values.
@@ -31,7 +37,8 @@ class Difference:
         b2: Sum of b squared.
         ab: Sum of a times b.
         d_range: Least and greatest d.
-        b_range: Least and greatest b.
+        b_range: Least and greatest b; NaN where one is.
+        exponent: Of the sums, 0 unless values are very large or very small.
     """
 
     size: int = 0
@@ -45,6 +52,7 @@ class Difference:
     ab: float = 0.0
     d_range: tuple[float, float] = (np.inf, -np.inf)
     b_range: tuple[float, float] = (np.inf, -np.inf)
+    exponent: int = 0
 
     @property
     def relative(self) -> float | None:
@@ -61,19 +69,26 @@ class Difference:
         return min(1.0, float(self.ab / np.sqrt(self.a2) / np.sqrt(self.b2)))
 
     def __add__(self, other: Difference) -> Difference:
+        exponent = max((x.exponent for x in (self, other) if x.a2 or x.b2), default=0)
+        d2, a2, b2, ab = np.add(self._sums(exponent), other._sums(exponent)).tolist()
         return Difference(
             size=self.size + other.size,
             same_bytes=self.same_bytes and other.same_bytes,
             unequal=self.unequal + other.unequal,
             not_finite=self.not_finite + other.not_finite,
             max_abs=max(self.max_abs, other.max_abs),
-            d2=self.d2 + other.d2,
-            a2=self.a2 + other.a2,
-            b2=self.b2 + other.b2,
-            ab=self.ab + other.ab,
+            d2=d2,
+            a2=a2,
+            b2=b2,
+            ab=ab,
             d_range=_joined(self.d_range, other.d_range),
             b_range=_joined(self.b_range, other.b_range),
+            exponent=exponent,
         )
+
+    def _sums(self, exponent: int) -> Array:
+        """The sums of squares and products, divided by ``4 ** exponent`` instead."""
+        return np.ldexp([self.d2, self.a2, self.b2, self.ab], 2 * (self.exponent - exponent))
 
     def json(self) -> dict[str, Any]:
         """The numbers that people compare by."""
@@ -105,36 +120,45 @@ def _boxes(tensor: Tensor) -> Iterator[Box]:
 
 
 def _of_block(x: Array, y: Array) -> Difference:
-    same = x.dtype == y.dtype and x.tobytes() == y.tobytes()
-    a = _finite(x)
-    if same:
-        squares = float(np.vdot(a, a))
-        return Difference(
-            size=x.size,
-            a2=squares,
-            b2=squares,
-            ab=squares,
-            d_range=(0.0, 0.0),
-            b_range=(float(a.min()), float(a.max())),
-        )
-    b = _finite(y)
+    a, b = _finite(x), _finite(y)
+    exponent = _exponent(a, b)
+    scaled_a, scaled_b = (np.ldexp(v, -exponent) if exponent else v for v in (a, b))
+    sums: dict[str, Any] = {
+        "size": x.size,
+        "a2": float(np.vdot(scaled_a, scaled_a)),
+        "b2": float(np.vdot(scaled_b, scaled_b)),
+        "ab": float(np.vdot(scaled_a, scaled_b)),
+        "b_range": _range(y.astype(np.float64)),
+        "exponent": exponent,
+    }
+    if x.dtype == y.dtype and x.tobytes() == y.tobytes():
+        return Difference(**sums, d_range=(0.0, 0.0))
     with np.errstate(invalid="ignore"):
         equal = (x == y) | (np.isnan(x) & np.isnan(y))
     strange = ~equal & ~(np.isfinite(x) & np.isfinite(y))
-    d = np.where(equal | strange, 0.0, _exact_difference(x, y) if _whole(x, y) else b - a)
+    d = _exact_difference(x, y) if _whole(x, y) else scaled_b - scaled_a
+    d = np.where(equal | strange, 0.0, d)
+    with np.errstate(over="ignore"):  # the two may be as far apart as float64 reaches, and further
+        d_range = _range(np.ldexp(d, exponent) if exponent else d)
     return Difference(
-        size=x.size,
+        **sums,
         same_bytes=False,
         unequal=int(x.size - np.count_nonzero(equal)),
         not_finite=int(np.count_nonzero(strange)),
-        max_abs=float(np.abs(d).max()),
+        max_abs=max(map(abs, d_range)),
         d2=float(np.vdot(d, d)),
-        a2=float(np.vdot(a, a)),
-        b2=float(np.vdot(b, b)),
-        ab=float(np.vdot(a, b)),
-        d_range=(float(d.min()), float(d.max())),
-        b_range=(float(b.min()), float(b.max())),
+        d_range=d_range,
     )
+
+
+def _exponent(a: Array, b: Array) -> int:
+    """By which power of two to divide, so that float64 holds squares; 0 unless it must be."""
+    most = max(float(np.abs(values).max()) for values in (a, b))
+    return int(np.frexp(most)[1]) if most and not _LEAST < most < _MOST else 0
+
+
+def _range(values: Array) -> tuple[float, float]:
+    return float(values.min()), float(values.max())
 
 
 def _whole(x: Array, y: Array) -> bool:
@@ -158,4 +182,4 @@ def _finite(values: Array) -> Array:
 
 
 def _joined(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
-    return min(one[0], other[0]), max(one[1], other[1])
+    return float(np.minimum(one[0], other[0])), float(np.maximum(one[1], other[1]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,19 +15,20 @@ from gemma_convert.convert.errors import InputError, OutputError
 from gemma_convert.convert.job import Job
 from gemma_convert.convert.layouts import HF
 from gemma_convert.convert.readers import open_base, open_checkpoint
+from gemma_convert.convert.readers.jsonfile import read_object
+from gemma_convert.convert.readers.provenance import LEDGER_NAME
 from gemma_convert.convert.validation.engines.base import Source
 from gemma_convert.convert.validation.engines.choose import Options, tokenizer_directory
 from gemma_convert.convert.validation.engines.hugging_face import require_model
 from gemma_convert.convert.validation.engines.tunix import Tunix
 from gemma_convert.convert.validation.merged import validate_merged
 from gemma_convert.convert.validation.report import write_report
-from gemma_convert.convert.validation.result import VALIDATION_NAME, Finding, Result
+from gemma_convert.convert.validation.result import REPORT_NAME, VALIDATION_NAME, Finding, Result
 from gemma_convert.convert.validation.roundtrip import validate_roundtrip
 from gemma_convert.convert.validation.setup_logits import Request, compare_logits, require_tokenizer
 from gemma_convert.convert.writers.hf import main_dtype
 
 CHECKS = ("roundtrip", "merged", "logits")
-REPORT_NAME = "report.html"
 
 Tell = Callable[[str], None]
 
@@ -55,7 +58,8 @@ class Gate:
     def __call__(self, directory: Path, out: Path) -> None:
         """Run the checks; an output that fails is moved beside ``out``, with a report.
 
-        The verdicts are kept in the output, where `VALIDATION_NAME` says.
+        The verdicts are kept in the output, where `VALIDATION_NAME` says. A report that cannot be
+        written leaves the output where it is, for the next run to go on with.
 
         Args:
             directory: The output, whole.
@@ -64,6 +68,7 @@ class Gate:
         Raises:
             OutputError: If a check fails or cannot be run.
         """
+        (directory / REPORT_NAME).unlink(missing_ok=True)  # of a run that came no further
         results = []
         for check in self.checks:
             result = _renamed(self._run(check, directory), str(directory), str(out))
@@ -74,9 +79,9 @@ class Gate:
         findings = [finding for result in results for finding in result.findings]
         if not findings:
             return
-        rejected = _free_name(out)
+        write_report(directory / REPORT_NAME, results, self.command)
+        rejected = _rejected(out)
         directory.rename(rejected)
-        write_report(rejected / REPORT_NAME, results, self.command)
         more = f" and {len(findings) - 1} more" if len(findings) > 1 else ""
         raise OutputError(
             f"{out} was not made, it failed its validation: {findings[0]}{more}",
@@ -152,11 +157,33 @@ def _renamed(result: Result, old: str, new: str) -> Result:
     )
 
 
-def _free_name(out: Path) -> Path:
-    """``OUT.rejected``, or with a number if that is taken: nothing is overwritten."""
+def _rejected(out: Path) -> Path:
+    """``OUT.rejected``; what an earlier run left there is removed, of anything else nothing is.
+
+    Where something else stands there, a number is added.
+    """
     parent = out.parent.resolve()
     number, candidate = 1, parent / f"{out.name}.rejected"
-    while candidate.exists() or candidate.is_symlink():
+    while os.path.lexists(candidate):
+        if _is_rejected(candidate, out):
+            shutil.rmtree(candidate)
+            break
         number += 1
         candidate = parent / f"{out.name}.rejected-{number}"
     return candidate
+
+
+def _is_rejected(directory: Path, out: Path) -> bool:
+    """Whether ``directory`` is what a run to ``out`` wrote and rejected, no file more or less."""
+    if directory.is_symlink() or not (directory / LEDGER_NAME).is_file():
+        return False
+    try:
+        output = read_object(directory / LEDGER_NAME)["output"]
+        told = {name: entry["bytes"] for name, entry in output["files"].items()}
+        path = output["path"]
+    except (InputError, LookupError, TypeError, AttributeError):
+        return False
+    paths = [path for path in directory.rglob("*") if path.is_symlink() or not path.is_dir()]
+    found = {str(path.relative_to(directory)): path.lstat().st_size for path in paths}
+    about = [found.pop(name, None) for name in (LEDGER_NAME, VALIDATION_NAME, REPORT_NAME)]
+    return path == str(out) and None not in about and found == told

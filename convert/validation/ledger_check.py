@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import InputError
@@ -13,6 +16,7 @@ from gemma_convert.convert.ledger import (
     LEDGER_NAME,
     adapter_entry,
     file_digests,
+    input_entries,
     model_entry,
     pairs_in,
     tensor_entries,
@@ -21,12 +25,12 @@ from gemma_convert.convert.printable import one_line
 from gemma_convert.convert.readers.jsonfile import read_object
 from gemma_convert.convert.validation.configs import same_json
 from gemma_convert.convert.validation.recomputed import Recomputed
-from gemma_convert.convert.validation.result import VALIDATION_NAME, Finding
+from gemma_convert.convert.validation.result import REPORT_NAME, VALIDATION_NAME, Finding
 from gemma_convert.surgery.delta import Merged
 
 NOT_COMPARED = "its files were not compared"
 
-_ABOUT = (LEDGER_NAME, VALIDATION_NAME)
+_ABOUT = (LEDGER_NAME, VALIDATION_NAME, REPORT_NAME)
 """Files that tell of the output; a check may be run, and kept there, at any time."""
 
 _COMPLETE = ("tensors", "counts", "survival_by_tensor")
@@ -34,6 +38,23 @@ _COMPLETE = ("tensors", "counts", "survival_by_tensor")
 
 _SHOWN = 80
 """Characters of a value in a finding."""
+
+_FLOAT32, _NARROW = 1e-5, 1e-3
+"""By how much a relative error summed up in float32 may be off: absolutely, since it is that of
+small differences between large numbers, and relatively."""
+
+
+@dataclass(frozen=True)
+class Within:
+    """A number of which bounds are known."""
+
+    least: float
+    most: float
+
+    def __str__(self) -> str:
+        if self.least == self.most:
+            return f"{self.least}"
+        return f"{self.least:.6g} to {self.most:.6g}"
 
 
 def ledger_directory(out: Checkpoint) -> Path:
@@ -53,7 +74,8 @@ def require_same_base(directory: Path, job: Job) -> None:
     Raises:
         InputError: If the ledger says that the base was quantised otherwise.
     """
-    told = (_ledger(directory) or {}).get("base")
+    ledger = _ledger(directory)
+    told = None if ledger is None or isinstance(ledger, Finding) else ledger.get("base")
     used = told.get("used") if isinstance(told, Mapping) else None
     ours = job.bases[0] if job.bases is not None else None
     if isinstance(used, str) and used != ours:
@@ -69,9 +91,11 @@ def check_ledger(
 ) -> tuple[list[Finding], tuple[str, ...]]:
     """Compare ``conversion.json`` with the files beside it and with what ``job`` makes.
 
-    All that follows from the inputs and the output is compared. What does not is when and how the
-    run was done, the paths of its inputs, what it left out and, of a sample, which pairs changed
-    nothing in the blocks that were not looked at.
+    Compared are files, sizes and digests; layouts, model, tensors and their counts; kinds, ranks,
+    scales and digests of the adapters; which pairs and how many weights were changed, and how much
+    of the delta survived. Of a sample these are compared as far as the blocks that were looked at
+    tell. When and how the run was done, paths, and why something was left out do not follow from
+    the inputs. Files of other headers than the run's may hold the same values: that is a note.
 
     Args:
         directory: Where the ledger lies.
@@ -79,20 +103,28 @@ def check_ledger(
         found: What was computed again of each merged tensor.
 
     Returns:
-        What disagrees, and a note if there is no ledger.
+        What disagrees, and notes: that there is no ledger, or that its inputs are others.
     """
     ledger = _ledger(directory)
     if ledger is None:
         return [], (f"{directory} has no {LEDGER_NAME}: {NOT_COMPARED}",)
+    if isinstance(ledger, Finding):
+        return [ledger], ()
     told = [*_disagreements(ledger, _derived(job, found, ledger))]
     if job.bases is None and ledger.get("base") is not None:
         told.append(f"base is {_text(ledger['base'])}, but none was quantised")
-    return [*_files(directory, ledger), *(Finding(LEDGER_NAME, text) for text in told)], ()
+    told += _misshapen(ledger)
+    findings = [*_files(directory, ledger), *(Finding(LEDGER_NAME, text) for text in told)]
+    return findings, _other_inputs(ledger, job)
 
 
-def _ledger(directory: Path) -> Mapping[str, Any] | None:
+def _ledger(directory: Path) -> Mapping[str, Any] | Finding | None:
+    """The ledger, what is wrong with one that cannot be read, or None."""
     path = directory / LEDGER_NAME
-    return read_object(path) if path.is_file() else None
+    try:
+        return read_object(path) if path.is_file() else None
+    except InputError as error:
+        return Finding(LEDGER_NAME, error.what)
 
 
 def _derived(
@@ -102,6 +134,7 @@ def _derived(
     plan = job.plan
     dropped = ledger.get("dropped")
     ours: dict[str, Any] = {
+        **{key: job.details[key] for key in ("layouts",) if key in job.details},
         "bytes": plan.target.nbytes,
         "tensors": tensor_entries(plan),
         "counts": plan.counts | ({"dropped": len(dropped)} if isinstance(dropped, Mapping) else {}),
@@ -115,13 +148,79 @@ def _derived(
         ours["model"] = model_entry(job.model)
     if job.bases is not None:
         ours["base"] = {"used": job.bases[0]}
-    ours["survival_by_tensor"] = {
-        name: {"weights": plan.target[name].size}
-        | ({"weights_changed": one.changed} if _is_whole(plan.target[name].size, one) else {})
-        for name, one in found.items()
+    survived = {name: _survived(plan.target[name].size, one) for name, one in found.items()}
+    whole = all(_is_whole(plan.target[name].size, one) for name, one in found.items())
+    ours["survival_by_tensor"] = survived
+    ours["survival"] = {
+        "weights": sum(one["weights"] for one in survived.values()),
+        "weights_changed": Within(
+            sum(one["weights_changed"].least for one in survived.values()),
+            sum(one["weights_changed"].most for one in survived.values()),
+        ),
+        "relative_error": _error(found.values(), whole=whole),
     }
-    ours["survival"] = {"weights": sum(plan.target[name].size for name in found)}
     return ours
+
+
+def _survived(size: int, found: Recomputed) -> dict[str, Any]:
+    """What is left of one tensor's delta, as far as the blocks tell that were computed again."""
+    unchanged = found.checked - found.changed
+    return {
+        "weights": size,
+        "weights_changed": Within(found.changed, size - unchanged),
+        "relative_error": _error([found], whole=_is_whole(size, found)),
+    }
+
+
+def _error(found: Iterable[Recomputed], *, whole: bool) -> Within:
+    """The relative error of all together, which the run has computed in float32."""
+    parts = list(found)
+    delta = sum(one.delta2 for one in parts)
+    exact = float(np.sqrt(sum(one.error2 for one in parts) / delta)) if delta else 0.0
+    if not (whole and np.isfinite(exact)):
+        return Within(0, np.inf)
+    return Within(exact * (1 - _NARROW) - _FLOAT32, exact * (1 + _NARROW) + _FLOAT32)
+
+
+def _misshapen(ledger: Mapping[str, Any]) -> Iterator[str]:
+    """What is not there, or of another form, of what the run alone knows."""
+    dropped, notes = ledger.get("dropped"), ledger.get("notes")
+    if not isinstance(dropped, Mapping) or not _are_texts(dropped.values()):
+        yield f"dropped is {_text(dropped)}, expected an object of names and reasons"
+    if not isinstance(notes, list) or not _are_texts(notes):
+        yield f"notes is {_text(notes)}, expected a list of texts"
+    if _headers(ledger.get("inputs")) is None:
+        yield f"inputs is {_text(ledger.get('inputs'))}, expected a list of files and digests"
+
+
+def _are_texts(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def _other_inputs(ledger: Mapping[str, Any], job: Job) -> tuple[str, ...]:
+    """A note if the run read files of other headers: a copy has the same, at another time."""
+    told, ours = _headers(ledger.get("inputs")), _headers(input_entries(job))
+    if told is None or ours is None or told == ours:
+        return ()
+    names = sorted({name for _, name, _ in told ^ ours})
+    return (
+        f"the ledger tells of other input files than those given here, such as {names[0]}; what "
+        "they hold was compared",
+    )
+
+
+def _headers(inputs: Any) -> set[tuple[str, str, str]] | None:
+    """Format, file and digest of all inputs, whatever their order; None if they are not told."""
+    found = set()
+    for entry in inputs if isinstance(inputs, list) else [None]:
+        if not isinstance(entry, Mapping):
+            return None
+        files = entry.get("fingerprint")
+        if not isinstance(files, Mapping) or not _are_texts(files.values()):
+            return None
+        form = str(entry.get("format"))
+        found |= {(form, name, text.partition(" mtime_ns:")[0]) for name, text in files.items()}
+    return found
 
 
 def _is_whole(size: int, found: Recomputed) -> bool:
@@ -176,6 +275,10 @@ def _disagreements(told: Any, ours: Any, at: str = "") -> Iterator[str]:
             return
         for i, (one, other) in enumerate(zip(told, ours, strict=True)):
             yield from _disagreements(one, other, f"{at}[{i}]")
+    elif isinstance(ours, Within):
+        is_number = isinstance(told, int | float) and not isinstance(told, bool)
+        if not (is_number and ours.least <= told <= ours.most):
+            yield f"{at} is {_text(told)}, expected {ours}"
     elif not same_json(told, ours):
         yield f"{at} is {_text(told)}, expected {_text(ours)}"
 

@@ -14,7 +14,7 @@ import numpy as np
 from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.validation.engines.base import About, Engine, Logits, Source, TopK
 from gemma_convert.convert.validation.metrics import Comparison, compare, kept_positions
-from gemma_convert.convert.validation.prompts import Prompt, check_bos, limited
+from gemma_convert.convert.validation.prompts import Prompt, check_bos, check_ids, limited
 from gemma_convert.convert.validation.result import Finding, Result
 from gemma_convert.convert.validation.verdict import (
     Limits,
@@ -62,9 +62,11 @@ def validate_logits(
         tell: Called with a line for each prompt that an engine runs.
 
     Raises:
-        InputError: If a prompt does not begin with exactly one BOS, or none is left.
+        InputError: If a prompt does not begin with exactly one BOS or has ids that a side does not
+            know, if none is left, and if ``layers`` are wanted of models of other depths.
     """
     check_bos(prompts, bos)
+    check_ids(prompts, {source.about.name: source.about.vocabulary for source in (a, b)})
     told = {source.about.name: source.about.limit for source in (a, b)}
     chosen, left_out = limited(prompts, told)
     if not chosen:

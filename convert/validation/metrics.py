@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.tensor import Array
 from gemma_convert.convert.validation.engines.base import Logits, TopK
 
@@ -117,6 +118,12 @@ def _layers(a: Logits | TopK, b: Logits | TopK) -> Array | None:
     one, other = getattr(a, "hidden", None), getattr(b, "hidden", None)
     if one is None or other is None:
         return None
+    if one.shape != other.shape:
+        shapes = [f"{x.shape[0] - 1} layers of {x.shape[-1]} values" for x in (one, other)]
+        raise InputError(
+            f"A has {shapes[0]} and B {shapes[1]}: their hidden states cannot be compared",
+            "leave --layers out",
+        )
     found = []
     for x, y in zip(one, other, strict=True):
         x, y = x.astype(np.float64), y.astype(np.float64)
@@ -169,7 +176,8 @@ def _partial(
         token = _following(ids, position)
         one, other = _Row(a, i, token), _Row(b, i, token)
         told = [set(row.told) for row in (one, other) if row.told is not None]
-        shared = sorted(set.intersection(*told))
+        size = min(one.size, other.size)  # rows beyond belong to no token
+        shared = sorted(t for t in set.intersection(*told) if t < size)
         p = np.array([one.logprob(t) for t in shared])
         q = np.array([other.logprob(t) for t in shared])
         difference = np.abs(p - q) if shared else np.array([np.inf])
@@ -203,6 +211,7 @@ class _Row:
 
     def __init__(self, scores: Logits | TopK, i: int, token: int | None) -> None:
         self.told: dict[int, float] | None = None
+        self.size: float = np.inf  # a server does not say how many tokens it knows
         if isinstance(scores, TopK):
             pairs = zip(scores.ids[i], scores.logprobs[i], strict=True)
             self.told = {int(t): float(value) for t, value in pairs if t >= 0}
@@ -211,7 +220,9 @@ class _Row:
         else:
             self.finite = bool(np.isfinite(scores.values[i]).all())
             self.all = log_softmax(np.asarray(scores.values[i]))
-            self.nll = np.nan if token is None else -float(self.all[token])
+            self.size = len(self.all)
+            known = token is not None and token < self.size
+            self.nll = -float(self.all[token]) if known else np.nan
 
     def logprob(self, token: int) -> float:
         return float(self.all[token]) if self.told is None else self.told[token]
@@ -227,8 +238,10 @@ class _Row:
         return best[0], float(lead)
 
     def rank(self, token: int) -> int:
-        """Rank of ``token``, one beyond the last told where it is not told."""
+        """Rank of ``token``, one beyond the last told where it is not told or has no score."""
         if self.told is None:
+            if token >= self.size:
+                return len(self.all) + 1
             return 1 + int(np.count_nonzero(self.all > self.all[token]))
         if token not in self.told:
             return len(self.told) + 1

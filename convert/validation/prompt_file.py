@@ -40,7 +40,7 @@ def from_file(path: Path, tokenizer: Any | None, bos: int) -> list[Prompt]:
 def _entries(path: Path) -> Iterator[tuple[str, Any]]:
     """The entries, each with the file and where it stands there."""
     try:
-        text = read_bytes(path).decode("utf-8")
+        text = read_bytes(path).decode("utf-8-sig")  # some editors begin a file with a BOM
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: expected UTF-8, found {error.reason}", _FORM) from error
     try:

@@ -48,6 +48,26 @@ def check_bos(prompts: Sequence[Prompt], bos: int) -> None:
             )
 
 
+def check_ids(prompts: Sequence[Prompt], vocabularies: Mapping[str, int | None]) -> None:
+    """Refuse ids beyond what an engine has an embedding for.
+
+    Args:
+        prompts: The prompts.
+        vocabularies: Engine's name to the rows of its embedding.
+
+    Raises:
+        InputError: Naming the prompt.
+    """
+    for prompt in prompts:
+        for name, rows in vocabularies.items():
+            if rows is not None and max(prompt.ids) >= rows:
+                raise InputError(
+                    f"prompt {prompt.name!r}: token id {max(prompt.ids)}, and {name} has "
+                    f"{rows} tokens",
+                    "the tokenizer, or the ids of --prompts, are another model's",
+                )
+
+
 def built_in(tokenizer: Any, bos: int, window: int | None) -> list[Prompt]:
     """Short, code, many languages, chat, one beyond the sliding window, one past 2000 tokens.
 

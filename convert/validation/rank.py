@@ -85,7 +85,7 @@ def difference_rank(a: Tensor, b: Tensor, probes: int = PROBES, seed: int = 0) -
 
     Returns:
         None for a tensor that is no matrix of floating-point numbers, one too small for its rank to
-        mean something, and where values are not finite or too large for float32's products.
+        mean something, and where values are not finite, or too large or small for float32.
     """
     if not (dtypes.is_float(a.dtype) and dtypes.is_float(b.dtype)):
         return None
@@ -93,7 +93,8 @@ def difference_rank(a: Tensor, b: Tensor, probes: int = PROBES, seed: int = 0) -
     k = min(probes, rows, columns)
     if len(a.shape) < 2 or k < 4:
         return None
-    total, noise, worst = _norms(a, b)
+    with np.errstate(over="ignore", invalid="ignore"):
+        total, noise, worst = _norms(a, b)
     if not 0 < total < _MOST**2:
         return None
     basis = np.random.default_rng(seed).standard_normal((columns, k), np.float32)
@@ -101,6 +102,8 @@ def difference_rank(a: Tensor, b: Tensor, probes: int = PROBES, seed: int = 0) -
         basis = np.linalg.qr(_transposed_times(a, b, np.linalg.qr(_times(a, b, basis))[0]))[0]
     left = np.linalg.qr(_times(a, b, basis))[0]
     singular = np.linalg.svd(_transposed_times(a, b, left), compute_uv=False).astype(np.float64)
+    if not singular[0]:
+        return None
     # a singular value that float32 arithmetic cannot tell from zero is none
     floor = max(_MARGIN * noise, 1e-5 * float(singular[0]))
     count = int(np.count_nonzero(singular > floor))
@@ -211,7 +214,7 @@ def _transposed_times(a: Tensor, b: Tensor, left: Array) -> Array:
 
 
 def _d(x: Array, y: Array) -> Array:
-    return y.astype(np.float32) - x.astype(np.float32)
+    return (y.astype(np.float64) - x.astype(np.float64)).astype(np.float32)
 
 
 def _rows(a: Tensor, b: Tensor) -> Iterator[tuple[int, Array, Array]]:

@@ -108,6 +108,8 @@ class Recomputed:
             return f"the delta was rounded to {dtype} before it was added"
         if not self.delta2:
             return ""
+        if not np.isfinite(self.change2):
+            return "some are NaN or infinite"
         if not self.change2:
             return "the adapter was not applied" if len(self.deltas) == 1 else "none was applied"
         return self._of_one() if len(self.deltas) == 1 else self._of_several()
@@ -117,6 +119,8 @@ class Recomputed:
         if abs(self.along[0]) < _ALIKE * np.sqrt(self.delta2 * self.change2):
             return "what was added is not this pair's A.B"
         likely = [text for factor, text in _mistakes(adapter) if abs(scale / factor - 1) < _NEAR]
+        if abs(scale - 1) < _NEAR and not likely:
+            return f"as a whole what was added is {_formula(adapter)}, but not in each weight"
         told = f"what was added is {scale:.4g} times {_formula(adapter)}"
         return f"{told}: {', or '.join(likely)}" if likely else told
 
@@ -125,6 +129,8 @@ class Recomputed:
         scales = np.linalg.lstsq(self.gram, self.along, rcond=None)[0]
         if scales @ self.along < _ALIKE**2 * self.change2:
             return "what was added is no sum of these adapters' A.B"
+        if np.all(np.abs(scales - 1) < _NEAR):
+            return "as a whole what was added is what the adapters add, but not in each weight"
         parts = (
             f"{scale:.3g} times what {delta.adapter.source} adds with weight "
             f"{delta.adapter.weight:g}"

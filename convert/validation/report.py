@@ -29,7 +29,8 @@ Section = Callable[[Mapping[str, Any]], list[str]]
 def write_report(path: Path, results: Sequence[Result], command: Sequence[str]) -> None:
     """Write the report of ``results`` to ``path``; an existing report is replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(html(results, command), encoding="utf-8")
+    # a path may hold bytes that are no text
+    path.write_text(html(results, command), encoding="utf-8", errors="backslashreplace")
 
 
 def html(results: Sequence[Result], command: Sequence[str]) -> str:

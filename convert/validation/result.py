@@ -9,6 +9,9 @@ from typing import Any
 VALIDATION_NAME = "validation.json"
 """File of an output in which the verdicts of its checks are kept; a model card tells them."""
 
+REPORT_NAME = "report.html"
+"""File of a rejected output that shows what its checks found."""
+
 
 @dataclass(frozen=True)
 class Finding:

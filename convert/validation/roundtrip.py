@@ -13,6 +13,7 @@ from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.dtypes import DType
 from gemma_convert.convert.errors import InputError, LayoutError
 from gemma_convert.convert.job import Job
+from gemma_convert.convert.job_notes import computed_note
 from gemma_convert.convert.jobs import convert
 from gemma_convert.convert.layouts import HF, LAYOUTS, Layout, Spelling
 from gemma_convert.convert.plan import reached
@@ -119,7 +120,8 @@ def validate_roundtrip(
         done.append(layout.name)
         back = _back(there, weights, own, base, model)
         came = _came_back(back, spelling)
-        notes += tuple(n for job in (there, back) for n in job.plan.target.notes)
+        # other notes of a conversion are of its output, and none is written here
+        notes += computed_note(there.plan.target, own, layout)
         made = _trips(weights, came, reached(there.plan.target), layout, progress)
         trips += made
         gone = {trip.name for trip in made}
@@ -132,7 +134,7 @@ def validate_roundtrip(
             notes += (f"{len(left)} tensors are not in {layout.name}, as {left[0]}: {reason}",)
     if refused is not None and not done:
         raise refused
-    return _result(source, own, trips, done, tuple(dict.fromkeys(notes)))
+    return _result(source, own, trips, done, notes)
 
 
 def _others(own: Layout) -> list[Layout]:

@@ -22,6 +22,9 @@ _PLAIN_SECONDS = 10.0
 _CONTROL = re.compile(r"[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """What json.dumps leaves as it is and a terminal acts upon, or cannot be encoded."""
 
+_SECRET = ("--api-key", "--api-key-b")
+"""Options whose values are nobody else's."""
+
 terminated = Event()
 """Set once SIGTERM has arrived."""
 
@@ -62,9 +65,14 @@ def _with_debug(command: Command) -> Command:
 
 
 def command_line() -> list[str]:
-    """The command being run, as a user types it."""
+    """The command being run, as a user types it, without secrets: reports and ledgers keep it."""
     state = click.get_current_context().find_root().ensure_object(dict)
-    return ["gemma-convert", *state.get("arguments", ())]
+    words: list[str] = []
+    for word in state.get("arguments", ()):
+        option, equals, _ = word.partition("=")
+        secret = bool(words) and words[-1] in _SECRET
+        words.append("***" if secret else f"{option}=***" if equals and option in _SECRET else word)
+    return ["gemma-convert", *words]
 
 
 def print_json(value: Any) -> None:

@@ -110,6 +110,23 @@ def test_what_nothing_reads_is_the_bases_or_zero(layout: str, whole: bool) -> No
     assert ("taken from the base" in note) == whole
 
 
+@pytest.mark.parametrize("shared", [(2,), (1, 2)])
+def test_a_stacked_array_of_which_nothing_is_read_is_dropped(shared: tuple[int, ...]) -> None:
+    text = {**GEMMA4["text_config"], "attention_k_eq_v": False}
+    config = {**text, "num_kv_shared_layers": len(shared)}
+    dead = [f"layers.{i}.self_attn.{n}." for i in shared for n in ("k_proj", "v_proj", "k_norm")]
+    tuned = memory(base_arrays(config, PREFIX, seed=5), config=config)
+    alive = {n: a for n, a in arrays(tuned).items() if not any(part in n for part in dead)}
+    stacked = convert(tuned, LAYOUTS["deepmind-stacked"]).plan.target
+    plan = convert(stacked, HF, base=memory(alive, config=config, source="base")).plan
+    assert_same_bits(arrays(plan.target), alive)
+    assert {name for name, why in plan.dropped.items() if why != OWN} == {
+        f"transformer/stacked_layers/attention_type_{i}/attn/{name}"
+        for i in shared
+        for name in ("kv_einsum/w", "key_norm/scale")
+    }
+
+
 @pytest.mark.parametrize(
     "key", ["query_pre_attn_scalar", "sliding_window", "rope_theta", "layer_types"]
 )

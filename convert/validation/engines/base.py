@@ -50,6 +50,7 @@ class About:
         adapted: Whether LoRA factors are applied while it runs, not merged.
         limit: The longest prompt it takes, in tokens; None if there is no limit.
         tokenizer: A directory with its tokenizer, if it has one.
+        vocabulary: Rows of its embedding; None if unknown.
     """
 
     name: str
@@ -59,6 +60,7 @@ class About:
     adapted: bool = False
     limit: int | None = None
     tokenizer: Path | None = None
+    vocabulary: int | None = None
 
 
 class Engine(Protocol):

@@ -10,6 +10,7 @@ from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.readers import open_base, open_checkpoint
 from gemma_convert.convert.readers.remote import remote_path
 from gemma_convert.convert.validation.engines.base import About, Source
+from gemma_convert.convert.validation.engines.http import same_server
 from gemma_convert.convert.validation.engines.hugging_face import HuggingFace
 from gemma_convert.convert.validation.engines.server import connect
 from gemma_convert.convert.validation.engines.tunix import Tunix
@@ -72,6 +73,25 @@ def choose(name: str, options: Options) -> Source:
     return Tunix(replace(about, adapted=adapted), checkpoint, base_model, options.alpha)
 
 
+def key_of_second(first: str, second: str, key: str | None, own: str | None) -> str | None:
+    """The API key for ``second``: that of ``first`` if it is no other server, or ``own``.
+
+    Args:
+        first: Path or address.
+        second: Path or address.
+        key: Of the first of them that is a server.
+        own: Of the second.
+
+    Raises:
+        InputError: If one is no address.
+    """
+    try:
+        other = is_address(first) and is_address(second) and not same_server(first, second)
+    except ValueError as error:
+        raise InputError(f"{first} and {second}: {error}", "give addresses of servers") from error
+    return own or (None if other else key)
+
+
 def is_address(name: str) -> bool:
     """Whether ``name`` is the address of a server."""
     return name.startswith(("http://", "https://"))
@@ -104,7 +124,14 @@ def _about(
         dtype=options.dtype or "float32",
         stored=main_dtype(weights),
         tokenizer=tokenizer_directory(reference),
+        vocabulary=_vocabulary(reference),
     )
+
+
+def _vocabulary(reference: Checkpoint) -> int | None:
+    """Rows of the embedding of a Hugging Face directory."""
+    found = (t.shape for name, t in reference.items() if name.endswith("embed_tokens.weight"))
+    return next((shape[0] for shape in found if shape), None)
 
 
 def tokenizer_directory(checkpoint: Checkpoint) -> Path | None:

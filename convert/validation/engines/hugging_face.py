@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,10 +50,21 @@ class HuggingFace:
         Raises:
             InputError: If transformers finds weights missing, or more than the model has.
         """
+        with ExitStack() as undo:
+            model = self._model(undo)
+            engine = Loaded(self.about, model.eval())
+            finalize(engine, undo.pop_all().close)
+        return engine
+
+    def _model(self, undo: ExitStack) -> Any:
+        """The model; what must be undone when it is gone, or was not loaded, goes to ``undo``."""
         import torch
         from transformers import AutoModelForCausalLM
 
-        placed = _layers_on_disk(self.directory) if self.low_memory else {}
+        placed: dict[str, Any] = {}
+        if self.low_memory:
+            placed = _layers_on_disk(self.directory)
+            undo.callback(shutil.rmtree, placed["offload_folder"], ignore_errors=True)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             self.directory,
             dtype=getattr(torch, self.about.dtype),
@@ -73,10 +85,7 @@ class HuggingFace:
             from peft import PeftModel
 
             model = PeftModel.from_pretrained(model, str(self.adapter))
-        engine = Loaded(self.about, model.eval())
-        if placed:
-            finalize(engine, shutil.rmtree, placed["offload_folder"], ignore_errors=True)
-        return engine
+        return model
 
 
 class Loaded:

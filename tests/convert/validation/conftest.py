@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.logits_pairs import DEEP, ids, save
+from tests.stand_in import Serve, serving
 from tests.tiny_cases import CASES
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Start a server with the given answer; its address."""
+    with serving() as start:
+        yield start
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -263,3 +264,77 @@ def test_a_config_that_says_otherwise_is_told() -> None:
     assert [(f.where, f.what) for f in result.findings] == [
         ("config.json", "rope_theta is 1000000.0 in A and 10000.0 in B")
     ]
+
+
+def test_what_is_not_finite_is_the_worst_and_comes_first() -> None:
+    q = "model.layers.{}.self_attn.q_proj.weight".format
+    broken = {**HF_NAMES, q(0): -HF_NAMES[q(0)], q(1): HF_NAMES[q(1)].copy()}
+    del broken["model.norm.weight"]
+    broken[q(1)][3, 2] = np.nan
+    result = diff(memory(HF_NAMES), memory(broken))
+    assert [row["name"] for row in result.data["tensors"][:3]] == [q(1), "model.norm.weight", q(0)]
+    rows = list(csv.DictReader(io.StringIO(as_csv(result))))
+    assert [row["not_finite"] for row in rows[:3]] == ["1", "", "0"]
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32, np.dtype(np.float64)])
+@pytest.mark.parametrize("large", [1.0, 1e6])
+def test_one_value_that_changed_is_no_factor(dtype: np.dtype[Any], large: float) -> None:
+    """By a unit in the last place, or more of a value that dominates all sums."""
+    weight = np.random.default_rng(6).normal(0, 0.05, (33, 26)).astype(dtype)
+    weight[3, 5] = large
+    for change in (2 * float(ml_dtypes.finfo(dtype).eps), 1e-5, 0.1):
+        changed = weight.copy()
+        changed[3, 5] = dtype.type(large * (1 + change))
+        (row,) = diff(memory({"a": weight}), memory({"a": changed})).data["tensors"]
+        assert "multiplied" not in row["looks_like"]
+        if row["unequal"] and dtype != BF16:
+            assert row["looks_like"] == "like a LoRA of rank 1"
+
+
+def test_a_constant_that_hides_a_nan_is_none() -> None:
+    weight = np.random.default_rng(6).normal(0, 0.05, (33, 26)).astype(F32)
+    for constant in (0.0, 2.5):
+        other = np.full_like(weight, constant)
+        (row,) = diff(memory({"a": weight}), memory({"a": other})).data["tensors"]
+        assert row["looks_like"] == f"every value is {constant:g}"
+        other[4, 4] = np.nan
+        (row,) = diff(memory({"a": weight}), memory({"a": other})).data["tensors"]
+        assert row["looks_like"] == ""
+
+
+def test_rows_moved_around_the_end_are_told_by_most_of_them() -> None:
+    weight = np.random.default_rng(6).normal(0, 0.05, (101, 26)).astype(F32)
+
+    def told(other: Any) -> str:
+        (row,) = diff(memory({"a": weight}), memory({"a": other})).data["tensors"]
+        return str(row["looks_like"])
+
+    assert "first, 64 by +37 and 37 by -64, around the end: row [0]" in told(np.roll(weight, 64, 0))
+    assert "first, 97 by +4 and 4 by -97, around the end: row [0]" in told(np.roll(weight, -4, 0))
+    moved = weight.copy()
+    moved[10:40] = weight[3:33]
+    assert "30 of 101 rows hold another row of the first, all by -7: row [10]" in told(moved)
+    assert "of the first: row [0] is the first's [100]" in told(weight[::-1].copy())
+
+
+@pytest.mark.parametrize(
+    ("start", "written"),
+    [
+        ("=", "'="),
+        ("+", "'+"),
+        ("-", "'-"),
+        ("@", "'@"),
+        ("'", "''"),
+        ("\t=", "\\t="),
+        ("\r=", "\\r="),
+        ("\n=", "\\n="),
+        ("\x1b[2J", "\\x1b[2J"),
+    ],
+)
+def test_a_name_is_no_formula_of_a_spreadsheet(start: str, written: str) -> None:
+    name = f"{start}HYPERLINK(1)"
+    result = diff(memory({name: np.float32([1, -2])}), memory({name: np.float32([1, 2])}))
+    (row,) = csv.DictReader(io.StringIO(as_csv(result), newline=""))
+    assert row["name"] == f"{written}HYPERLINK(1)"
+    assert row["cosine"].startswith("-0.6")  # a number stays one

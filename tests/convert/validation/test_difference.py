@@ -85,3 +85,30 @@ def test_integers_beyond_the_reach_of_float64(dtype: type[np.integer[Any]]) -> N
     assert (found.unequal, found.max_abs) == (2, 2.0**64)  # the nearest float64 to 2^64 - 1
     assert compare(ArrayTensor(a[:2]), ArrayTensor(b[:2])).d_range == (-1.0, 0.0)
     assert compare(ArrayTensor(b[:2]), ArrayTensor(a[:2])).d_range == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("size", [1e200, 1e-200, 3e-308, 1.1e150])
+def test_values_whose_squares_float64_does_not_hold(
+    size: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over blocks of other sizes too, one of them of usual values."""
+    monkeypatch.setattr(difference, "BLOCK_BYTES", 5 * 8)
+    a = RANDOM.normal(0.3, 1.0, (7, 5))
+    b = a + RANDOM.normal(0.0, 0.1, a.shape)
+    found = compared(a * size, b * size)
+    relative = np.linalg.norm(b - a) / np.linalg.norm(a)
+    # those near the least float64 have few digits
+    close = {"rel": 1e-12 if size > 1e-300 else 1e-7}
+    assert found.relative == pytest.approx(relative, **close)
+    cosine = a.ravel() @ b.ravel() / np.linalg.norm(a) / np.linalg.norm(b)
+    assert found.cosine == pytest.approx(cosine, **close)
+    assert found.max_abs == np.abs(b * size - a * size).max()
+    larger = slice(1, None) if size > 1 else slice(0, 1)  # beside these the others are nothing
+    relative = np.linalg.norm((b - a)[larger]) / np.linalg.norm(a[larger])
+    a[1:], b[1:] = a[1:] * size, b[1:] * size
+    assert compared(a, b).relative == pytest.approx(relative, **close)
+
+
+def test_values_as_far_apart_as_float64_reaches() -> None:
+    found = compared(np.array([1.5e308, 1.0]), np.array([-1.5e308, 1.0]))
+    assert (found.max_abs, found.relative, found.not_finite) == (np.inf, 2.0, 0)

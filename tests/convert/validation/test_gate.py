@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 
 from gemma_convert.convert.hub.model_card import card_body
 from gemma_convert.convert.hub.source import read_source
+from gemma_convert.convert.readers.jsonfile import read_object
 from gemma_convert.convert.tensor import Array, Box
-from gemma_convert.convert.validation import gate
+from gemma_convert.convert.validation import gate, ledger_check
 from gemma_convert.surgery.delta import LowRank
 from tests.checkpoints import (
     ALPHA,
@@ -144,8 +146,91 @@ def test_what_was_rejected_is_not_gone_on_with(
     for _ in range(2):
         assert run_cli(*words, "--validate", "merged") == 1
         assert "going on where" not in capsys.readouterr().err
-    left = {"base", "run", "out.rejected", "out.rejected-2"}
-    assert {path.name for path in tmp_path.iterdir()} == left
+    assert {path.name for path in tmp_path.iterdir()} == {"base", "run", "out.rejected"}
+
+
+@pytest.mark.usefixtures("doubled")
+def test_the_newest_rejected_one_replaces_an_earlier_one_unless_somebody_touched_it(
+    words: list[Any], tmp_path: Path
+) -> None:
+    rejected, second = tmp_path / "out.rejected", tmp_path / "out.rejected-2"
+    assert run_cli(*words, "--validate", "merged") == 1
+    first = (rejected / "model.safetensors").stat().st_ino
+    held = (rejected / "model.safetensors").open("rb")  # so that its inode is nobody else's
+    assert run_cli(*words, "--validate", "merged") == 1
+    assert (rejected / "model.safetensors").stat().st_ino != first
+    held.close()
+    (rejected / "notes.txt").write_text("mine")
+    before = snapshot(rejected)
+    for _ in range(2):
+        assert run_cli(*words, "--validate", "merged") == 1
+    assert snapshot(rejected) == before
+    assert {path.name for path in tmp_path.iterdir()} == {"base", "run", rejected.name, second.name}
+
+
+@pytest.mark.usefixtures("doubled")
+@pytest.mark.parametrize("name", ["model.safetensors", "conversion.json", "report.html"])
+def test_a_rejected_one_that_is_not_whole_is_kept(
+    name: str, words: list[Any], tmp_path: Path
+) -> None:
+    rejected = tmp_path / "out.rejected"
+    assert run_cli(*words, "--validate", "merged") == 1
+    (rejected / name).write_text("{}")
+    if name == "report.html":
+        (rejected / name).unlink()
+    before = snapshot(rejected)
+    assert run_cli(*words, "--validate", "merged") == 1
+    assert snapshot(rejected) == before
+    assert (tmp_path / "out.rejected-2" / "report.html").is_file()
+
+
+@pytest.mark.usefixtures("doubled")
+def test_a_report_that_cannot_be_written_rejects_nothing_yet(
+    words: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What was written stays for the next run, which goes on with it and reports."""
+
+    def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gate, "write_report", full)
+        assert run_cli(*words, "--validate", "merged") == 1
+    told = capsys.readouterr().err
+    assert "No space left on device" in told
+    assert "run the same command again" in told
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"base", "run", ".out.partial"}
+    assert run_cli(*words, "--validate", "merged") == 1
+    assert "going on where" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"base", "run", "out.rejected"}
+    assert (tmp_path / "out.rejected" / "report.html").is_file()
+
+
+def test_a_report_of_a_run_that_came_no_further_does_not_stay(
+    words: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(directory: Path, *args: Any) -> None:
+        (Path(directory) / "report.html").write_text("failed")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gate, "validate_merged", lambda out, job: interrupt(out.source))
+        assert run_cli(*words, "--validate", "merged") == 130
+    assert run_cli(*words, "--validate", "merged") == 0
+    assert not (tmp_path / "out" / "report.html").exists()
+
+
+@pytest.mark.usefixtures("doubled")
+def test_a_rejected_one_can_be_checked(words: list[Any], tmp_path: Path) -> None:
+    """Its report is no stranger beside the files of its ledger."""
+    assert run_cli(*words, "--validate", "merged") == 1
+    (rejected,) = tmp_path.glob("*.rejected")
+    ledger = read_object(rejected / "conversion.json")
+    assert [str(f) for f in ledger_check._files(rejected, ledger)] == []
 
 
 def test_an_interrupted_check_is_gone_on_with(

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.tensor import Array
-from gemma_convert.convert.validation.engines.choose import Options
+from gemma_convert.convert.validation.engines.choose import Options, choose
 from gemma_convert.convert.validation.result import Result
 from gemma_convert.convert.validation.setup_logits import Request, compare_logits
 from tests import peft_oracle
@@ -162,6 +164,25 @@ def test_layers_left_on_the_disk_give_the_same_logits(
     assert result.passed
     assert result.data["worst"]["max_abs"] == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_does_not_load_leaves_no_layers_behind(
+    deep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    shutil.copytree(deep, tmp_path / "wrong")
+    weights = load_file(tmp_path / "wrong" / "model.safetensors")
+    del weights["model.layers.7.mlp.up_proj.weight"]
+    save_file(weights, tmp_path / "wrong" / "model.safetensors", metadata={"format": "pt"})
+    right = choose(str(deep), Options(low_memory=True)).load()
+    assert len(list((tmp_path / "scratch").iterdir())) == 1
+    with pytest.raises(InputError, match="transformers says missing keys"):
+        choose(str(tmp_path / "wrong"), Options(low_memory=True)).load()
+    assert len(list((tmp_path / "scratch").iterdir())) == 1
+    del right
+    gc.collect()
+    assert list((tmp_path / "scratch").iterdir()) == []
 
 
 def test_low_memory_with_an_adapter_is_refused(deep: Path, few: Path, tmp_path: Path) -> None:

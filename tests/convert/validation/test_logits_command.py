@@ -137,3 +137,12 @@ def test_limits_that_are_none(
 ) -> None:
     assert run_cli("validate", "logits", "a", "b", option, value) == 2
     assert said in capsys.readouterr().err
+
+
+def test_ids_that_a_model_does_not_know_are_refused(deep: Path, tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text(json.dumps([{"name": "far", "ids": [2, 7, 512, 9]}]))
+    with pytest.raises(InputError) as caught:
+        compared(deep, deep, tmp_path / "p.json")
+    assert str(caught.value).startswith(
+        f"prompt 'far': token id 512, and {deep} has 509 tokens; the tokenizer, or the ids"
+    )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax, rel_entr, softmax
 
+from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.tensor import Array
 from gemma_convert.convert.validation.engines.base import About, Logits, TopK
 from gemma_convert.convert.validation.metrics import Comparison, compare, kept_positions
@@ -229,3 +230,20 @@ def test_kept_positions(count: int, most: int) -> None:
     assert len(keep) == len(set(keep)) == min(count, most)
     assert keep == sorted(keep)
     assert (keep[0], keep[-1]) == (0, count - 1)
+
+
+def test_models_of_other_depths_have_no_layers_to_compare() -> None:
+    hidden = RANDOM.normal(size=(4, TOKENS, 6))
+    with pytest.raises(InputError) as caught:
+        compare("p", IDS, KEEP, Logits(A, hidden), Logits(B, hidden[:3, :, :5]))
+    assert str(caught.value) == (
+        "A has 3 layers of 6 values and B 2 layers of 5 values: their hidden states cannot be "
+        "compared; leave --layers out"
+    )
+
+
+def test_a_token_without_a_score_has_no_likelihood() -> None:
+    found = compare("p", IDS, KEEP, Logits(A[:, :20]), likeliest(B, 9))
+    unknown = [token >= 20 for token in IDS[1:]]
+    assert 0 < sum(unknown) < len(unknown)
+    np.testing.assert_array_equal(np.isnan(found.nll_a[:-1]), unknown)

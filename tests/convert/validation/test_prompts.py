@@ -93,6 +93,12 @@ def test_files(tmp_path: Path) -> None:
         assert (prompts[2].ids[0], prompts[2].ids[-1]) == (2, 6)
 
 
+def test_a_file_may_begin_as_windows_writes_it(tmp_path: Path) -> None:
+    for text in ('[{"name": "x", "ids": [2, 9]}]', '{"name": "x", "ids": [2, 9]}\r\n\r\n'):
+        (tmp_path / "p.json").write_bytes(b"\xef\xbb\xbf" + text.encode())
+        assert from_file(tmp_path / "p.json", None, BOS) == [Prompt("x", (2, 9))]
+
+
 WRONG = {
     "{not json": "line 1: neither the file nor this line is JSON",
     '{"text": "a"}\n\n{"text": }': "line 3: neither the file nor this line is JSON",

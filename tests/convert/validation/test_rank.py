@@ -130,3 +130,14 @@ def test_each_expert_has_a_rank_of_its_own() -> None:
     assert broken is not None
     assert (broken.rank, broken.is_low_rank) == (None, False)
     assert difference_ranks(ArrayTensor(weight[None]), ArrayTensor(weight[None] + 1), 20) is None
+
+
+def test_a_change_that_float32_does_not_see() -> None:
+    """Of float64 weights: the difference is taken before it is made narrower."""
+    weight = base()
+    result = found(weight, 1e-10 * low_rank(3), np.dtype(np.float64))
+    assert (result.rank, result.is_low_rank) == (3, True)
+    tiny = ArrayTensor(weight * 1e-60)
+    assert difference_rank(tiny, ArrayTensor(weight * 1.1e-60), 20) is None
+    large = ArrayTensor(weight * 1e200)
+    assert difference_rank(large, ArrayTensor(weight * 1.1e200), 20) is None

@@ -170,3 +170,10 @@ def test_a_report_replaces_reports_alone(
         assert run_cli("diff", base, base, "--report", path) == 2
         assert said in " ".join(capsys.readouterr().err.split())
     assert weights.read_bytes() == before
+
+
+def test_a_path_that_is_no_text_can_be_reported(tmp_path: Path) -> None:
+    """Bytes of a file name that are not UTF-8 are half characters in Python."""
+    result = Result("diff", "caf\udce9 against x", (), ())
+    write_report(tmp_path / "r.html", [result], ["gemma-convert", "caf\udce9"])
+    assert r"caf\udce9" in (tmp_path / "r.html").read_text()

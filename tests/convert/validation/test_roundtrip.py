@@ -23,6 +23,7 @@ from tests.checkpoints import (
     CONFIGS,
     F32,
     GEMMA3,
+    GEMMA4,
     USUAL_PREFIX,
     arrays,
     base_arrays,
@@ -181,3 +182,29 @@ def test_there_is_no_way_through_its_own_layout() -> None:
     source = memory(base_arrays(GEMMA3, "model."), config=GEMMA3, source="x")
     with pytest.raises(InputError, match=r"^x: in the layout hf already, .*; name others: tunix,"):
         validate_roundtrip(source, ["tunix", "hf"])
+
+
+@pytest.mark.parametrize("computed", [np.dtype(np.float64), None])
+def test_what_a_conversion_says_of_its_output_is_not_said(
+    computed: np.dtype[Any] | None,
+) -> None:
+    """Of dtypes that differ, and of zeros for what nothing reads: nothing is written here."""
+    text = {**GEMMA4["text_config"], "attention_k_eq_v": False, "num_kv_shared_layers": 2}
+    shared = {**GEMMA4, "text_config": text}
+    values = base_arrays(shared, "model.language_model.")
+    unread = [
+        f"layers.{i}.self_attn.{name}." for i in (1, 2) for name in ("k_proj", "v_proj", "k_norm")
+    ]
+    live = {n: a for n, a in values.items() if not any(dead in n for dead in unread)}
+    assert len(live) < len(values)
+    norm = "model.language_model.norm.weight"
+    live[norm] = live[norm].astype(F32)
+    result = validate_roundtrip(memory(live, config=shared), computed_dtype=computed)
+    assert {"tunix", "deepmind", "deepmind-stacked", "maxtext"} <= set(result.data["via"])
+    # that MaxText stores other values is told where they are rounded on the way
+    assert ["store other values" in note for note in result.notes] == [True] * (
+        0 if computed else 2
+    )
+    tunix = arrays(convert(memory(live, config=shared), LAYOUTS["tunix"]).plan.target)
+    base = memory({}, config=shared, source="base")
+    assert validate_roundtrip(memory(tunix), ["hf"], base=base, computed_dtype=computed).notes == ()

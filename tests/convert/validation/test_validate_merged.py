@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from gemma_convert.convert.validation import merged as merged_check
 from gemma_convert.convert.validation.exact import interval
 from gemma_convert.convert.validation.merged import planned, validate_merged
 from gemma_convert.convert.validation.result import Result
+from gemma_convert.surgery.adapters.open import Source
 from tests import lora_oracle
 from tests.checkpoints import (
     ALPHA,
@@ -27,6 +29,7 @@ from tests.checkpoints import (
     GEMMA3,
     RANK,
     USUAL_PREFIX,
+    arrays,
     base_arrays,
     factor_arrays,
     memory,
@@ -38,6 +41,7 @@ from tests.checkpoints import (
 BASE = base_arrays(GEMMA3, "model.")
 FACTORS = factor_arrays(GEMMA3)
 QUERY = "model.layers.1.self_attn.q_proj.weight"
+DOWN = "model.layers.0.mlp.down_proj.weight"
 PAIRED = {name for name in BASE if "_proj" in name}
 
 
@@ -258,7 +262,20 @@ FALSE: list[tuple[tuple[Any, ...], Any]] = [
     (("counts", "merged"), 2),
     (("counts", "dropped"), 7),
     (("model", "layers"), 9),
+    (("layouts", "from"), "tunix"),
+    (("layouts", "to"), "maxtext"),
+    (("dropped",), None),
+    (("dropped",), []),
+    (("notes",), "none"),
+    (("notes",), [3]),
+    (("inputs",), {}),
+    (("inputs", 0, "fingerprint"), ["x"]),
     (("survival", "weights"), 1),
+    (("survival", "weights_changed"), 5),
+    (("survival", "relative_error"), 0.5),
+    (("survival", "relative_error"), float("nan")),
+    (("survival", "relative_error"), None),
+    (("survival_by_tensor", "NAME", "relative_error"), 0.0),
     (("survival_by_tensor", "NAME", "weights_changed"), 1),
     (("tensors", "NAME", "action"), "copied"),
     (("tensors", "NAME", "dtype"), "float32"),
@@ -314,6 +331,84 @@ def test_any_type_in_any_place_is_a_finding(other: Any, written: dict[str, Path]
     assert result_of(written).findings
 
 
+@pytest.mark.parametrize("written", ["gemma3"], indirect=True)
+@pytest.mark.parametrize("key", ["dropped", "notes", "inputs", "layouts", "survival", "tensors"])
+def test_a_field_that_was_deleted_is_a_finding(key: str, written: dict[str, Path]) -> None:
+    path = written["out"] / "conversion.json"
+    ledger = json.loads(path.read_text())
+    del ledger[key]
+    path.write_text(json.dumps(ledger))
+    told = [finding.what for finding in result_of(written).findings if finding.where == path.name]
+    assert told[0].startswith((f"{key} is None, expected", f"{key} is not there, expected"))
+
+
+@pytest.mark.parametrize("written", ["gemma3"], indirect=True)
+def test_of_a_sample_survival_is_bounded(
+    written: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The blocks that were looked at changed at least so many weights, and left some."""
+    monkeypatch.setattr(merged_check, "SAMPLE_BYTES", 60)
+    path = written["out"] / "conversion.json"
+    right = json.loads(path.read_text())
+    name = next(n for n, one in right["survival_by_tensor"].items() if one["weights"] > 150)
+    one = right["survival_by_tensor"][name]
+    for value, passes in (
+        (one["weights_changed"] - 1, True),
+        (1, False),
+        (one["weights"] + 1, False),
+    ):
+        ledger = json.loads(json.dumps(right))
+        ledger["survival_by_tensor"][name]["weights_changed"] = value
+        path.write_text(json.dumps(ledger))
+        told = [finding.what for finding in result_of(written).findings]
+        assert (told == []) == passes, told
+        assert all(f"weights_changed is {value}, expected " in what for what in told)
+
+
+@pytest.mark.parametrize("written", ["gemma3"], indirect=True)
+def test_other_input_files_are_a_note(written: dict[str, Path]) -> None:
+    """Their values are compared, and may be the same; a copy made later has the same header."""
+    shard = next(written["base"].glob("*.safetensors"))
+    os.utime(shard, (1, 1))
+    result = result_of(written)
+    assert (result.passed, result.notes) == (True, ())
+    path = written["out"] / "conversion.json"
+    ledger = json.loads(path.read_text())
+    ledger["inputs"][1]["fingerprint"][shard.name] = "sha256:0 size:1 mtime_ns:5"
+    path.write_text(json.dumps(ledger))
+    result = result_of(written)
+    assert result.passed
+    (note,) = result.notes
+    assert note.startswith("the ledger tells of other input files than those given here, such as ")
+    assert shard.name in note
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(
+    ("strange", "told"),
+    [
+        (np.nan, "some are NaN or infinite"),
+        (np.inf, "some are NaN or infinite"),
+        (1e-3, ", but not in each weight"),
+    ],
+)
+def test_single_weights_that_are_wrong_are_no_wrong_scale(
+    count: int, strange: float, told: str
+) -> None:
+    base = memory(base_arrays(GEMMA3, "model.", F32), config=GEMMA3, source="base")
+    adapters = [
+        Source(memory(factor_arrays(GEMMA3, F32, seed=seed), source=f"run{seed}"))
+        for seed in range(count)
+    ]
+    job = planned(base, base, None, alpha=ALPHA, adapters=adapters)
+    out = arrays(job.plan.target)
+    out[DOWN] = out[DOWN].copy()
+    out[DOWN][3, 5] += F32.type(strange)
+    (finding,) = validate_merged(memory(out, config=GEMMA3, source="out"), job).findings
+    assert finding.where == DOWN
+    assert finding.what.endswith(told)
+
+
 def test_a_sample_believes_which_pairs_changed_nothing(
     written: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,6 +422,20 @@ def test_a_sample_believes_which_pairs_changed_nothing(
     assert [finding.what.split()[0] for finding in result_of(written).findings] == [
         "adapters[0].pairs_changed"
     ]
+
+
+@pytest.mark.parametrize("written", ["gemma3"], indirect=True)
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [(b"\xff\xfe{}", "is not UTF-8"), (b"[]", "must be a JSON object, found list")],
+)
+def test_a_ledger_that_cannot_be_read_is_a_finding(
+    data: bytes, told: str, written: dict[str, Path]
+) -> None:
+    (written["out"] / "conversion.json").write_bytes(data)
+    (finding,) = result_of(written).findings
+    assert finding.where == "conversion.json"
+    assert told in finding.what
 
 
 def test_without_a_ledger_a_note_says_so(written: dict[str, Path]) -> None:

@@ -95,10 +95,13 @@ def _unindexed(directory: Path, present: tuple[str, ...]) -> tuple[str, ...]:
     if not present:
         pickles = [file.name for pattern in _PICKLES for file in sorted(directory.glob(pattern))]
         if pickles:
+            load = "with transformers: from_pretrained(DIR)"
+            if pickles[0].startswith("adapter_model"):
+                load = "with PEFT: PeftModel.from_pretrained(BASE, DIR)"
             raise InputError(
                 f"{directory} holds no safetensors, only {pickles[0]}",
-                "nothing is unpickled here; convert to safetensors with transformers: "
-                "from_pretrained(DIR), then save_pretrained(OUT)",
+                f"nothing is unpickled here; convert to safetensors {load}, then "
+                "save_pretrained(OUT)",
             )
         raise InputError(
             f"{directory} holds no safetensors files", "give the directory with the weights"

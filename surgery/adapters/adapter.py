@@ -105,10 +105,12 @@ class Adapter:
             raise AdapterError(
                 f"{self.source}: weight {weight:g}", "pass a finite one other than 0"
             )
-        if weight != 1 and self.copies:
+        trained = self.copies | {name for name in self.saved if name.endswith(".bias")}
+        if weight != 1 and trained:
+            how = "modules_to_save" if min(trained) in self.copies else "bias"
             raise AdapterError(
                 f"{self.source}: weight {weight:g}, but the adapter replaces "
-                f"{min(self.copies)} (modules_to_save), which cannot be done in part",
+                f"{min(trained)} ({how}), which cannot be done in part",
                 "merge it with weight 1",
             )
         return replace(self, weight=weight)

@@ -102,6 +102,7 @@ def _sort(checkpoint: Checkpoint, config: PeftConfig) -> _Found:
                 found.copies.add(name)
             continue
         module, name = _weight(key, config)
+        _require_row(text, name, config)
         sides = found.factors.setdefault(name, {})
         sides[_once(sides, key.factor, text, config.source)] = tensor
         found.modules[name] = module
@@ -124,6 +125,15 @@ def _require_no_factor(key: Key, text: str, config: PeftConfig) -> None:
         )
 
 
+def _require_row(text: str, name: str, config: PeftConfig) -> None:
+    """Refuse factors of an embedding of a tower: whose axes are inputs, only rows here tell."""
+    if "lora_embedding_" in text and not name.startswith("embed_tokens"):
+        raise AdapterError(
+            f"{config.source}: {text}: factors of an embedding outside the text model",
+            "merge it with PEFT itself",
+        )
+
+
 def _once(taken: Mapping[str, Tensor], name: str, text: str, source: str) -> str:
     if name in taken:
         raise AdapterError(
@@ -134,8 +144,12 @@ def _once(taken: Mapping[str, Tensor], name: str, text: str, source: str) -> str
 
 
 def _is_copied(path: str, config: PeftConfig) -> bool:
-    """Whether the weight at ``path`` lies in a module named by ``modules_to_save``."""
-    return any(f".{module}." in f".{path}" for module in config.copied)
+    """Whether the weight at ``path`` lies in a module that ``modules_to_save`` means.
+
+    PEFT goes by the end of a module's path, in the middle of a word too: ``norm`` means every norm.
+    """
+    modules = [path[:place] for place, letter in enumerate(path) if letter == "."]
+    return any(module.endswith(config.copied) for module in modules)
 
 
 def _weight(key: Key, config: PeftConfig) -> tuple[str, str]:
@@ -166,6 +180,12 @@ def _pair(config: PeftConfig, module: str, name: str, sides: Mapping[str, Tensor
                 "the adapter is incomplete: download it again",
             )
     a, b, rank = sides["a"], sides["b"], config.rank_of(module)
+    if len(a.shape) > 2 and len(b.shape) > 2:
+        raise AdapterError(
+            f"{config.source}: {module}: A {list(a.shape)} and B {list(b.shape)} are factors of a "
+            "convolution, expected matrices",
+            "merge it with PEFT itself",
+        )
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1]:
         raise AdapterError(
             f"{config.source}: {module}: the factors disagree on the rank: A {list(a.shape)} "

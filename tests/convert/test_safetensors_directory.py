@@ -226,6 +226,18 @@ def test_hostile_config(tmp_path: Path, text: str, message: str) -> None:
         open_safetensors(directory)
 
 
+def test_an_old_adapter_is_not_unpickled_either(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    (tmp_path / "adapter_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+    with pytest.raises(InputError) as caught:
+        open_checkpoint(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path} holds no safetensors, only adapter_model.bin; nothing is unpickled here; "
+        "convert to safetensors with PEFT: PeftModel.from_pretrained(BASE, DIR), then "
+        "save_pretrained(OUT)"
+    )
+
+
 def test_nothing_is_unpickled(tmp_path: Path) -> None:
     for name in ("pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json"):
         (tmp_path / name).write_bytes(b"cos\nsystem\n(S'false'\ntR.")

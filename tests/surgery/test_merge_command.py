@@ -293,6 +293,13 @@ def test_adapters_that_cannot_be_merged(tmp_path: Path, two: Any, capsys: Any) -
     saved = {**two[1][0], "base_model.model.model.norm.weight": np.ones(10, F32)}
     write(tmp_path / "saved", saved, modules_to_save=["norm"])
     refused(tmp_path, "cannot be done in part", capsys, "base", "saved", weight=0.5)
+    write(tmp_path / "ending", saved, modules_to_save=["orm"])  # as PEFT takes it
+    refused(
+        tmp_path, r"norm.weight \(modules_to_save\), .* in part", capsys, "base", "ending", weight=2
+    )
+    bias = {**two[1][0], "base_model.model.vision_tower.fc1.bias": np.ones(5, F32)}
+    write(tmp_path / "bias", bias, bias="all")
+    refused(tmp_path, r"fc1.bias \(bias\), which cannot", capsys, "base", "bias", weight=0.5)
     saved["base_model.model.model.norm.weight"] = np.full(10, 2, F32)
     write(tmp_path / "again", saved, modules_to_save=["norm"])
     refused(

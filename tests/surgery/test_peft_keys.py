@@ -159,6 +159,28 @@ def test_incomplete_and_doubled_files() -> None:
         read_peft(in_memory({**values, b.replace("weight", "bias"): np.ones(42, F32)}))
 
 
+def test_factors_that_are_no_matrices_of_the_model() -> None:
+    """Of a tower's patches and positions; a square table would fit either way round."""
+    patches = "base_model.model.model.vision_tower.embeddings.patch_embedding.lora_"
+    values = {
+        f"{patches}A.weight": np.ones((2, 3, 5, 5)),
+        f"{patches}B.weight": np.ones((7, 2, 1, 1)),
+    }
+    with pytest.raises(AdapterError) as caught:
+        read_peft(in_memory(values))
+    assert str(caught.value) == (
+        "run: model.vision_tower.embeddings.patch_embedding: A [2, 3, 5, 5] and B [7, 2, 1, 1] are "
+        "factors of a convolution, expected matrices; merge it with PEFT itself"
+    )
+    places = "base_model.model.model.vision_tower.embeddings.position_embedding.lora_embedding_"
+    values = {f"{places}A": np.ones((2, 9)), f"{places}B": np.ones((9, 2))}
+    with pytest.raises(AdapterError) as caught:
+        read_peft(in_memory(values))
+    assert str(caught.value) == (
+        f"run: {places}A: factors of an embedding outside the text model; merge it with PEFT itself"
+    )
+
+
 @pytest.mark.parametrize("word", ["lora_E", "lora_a", "lora_embedding_C.default", "lora_ranknum"])
 def test_factors_of_other_methods_are_no_weights(word: str) -> None:
     values = {

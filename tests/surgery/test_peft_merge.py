@@ -55,6 +55,11 @@ EMBEDDINGS: dict[str, dict[str, Any]] = {
         "target_modules": ["q_proj"],
         "modules_to_save": ["embed_tokens", "lm_head", "input_layernorm", "up_proj"],
     },
+    "saved by the ends of names": {
+        "target_modules": ["q_proj"],
+        "modules_to_save": ["tokens", "layernorm"],
+    },
+    "saved by the end of the head's": {"target_modules": ["q_proj"], "modules_to_save": ["head"]},
     "saved embedding": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
     "saved and kept tied": {
         "target_modules": ["q_proj"],

@@ -174,7 +174,7 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 if error.text:
                     headers["X-Error-Message"] = error.text
                 self._reply(error.status, json.dumps({"error": error.text}).encode(), headers)
-            except _Closed:
+            except (_Closed, BrokenPipeError):  # by a fault, or by a client that was interrupted
                 return
 
         def _close(self) -> None:

@@ -16,6 +16,7 @@ from gemma_convert.convert.readers.safetensors_tensor import SafetensorsTensor
 from gemma_convert.convert.tensor import Array, Box
 from gemma_convert.convert.writers import checked_file
 from gemma_convert.convert.writers.journal import Journal
+from gemma_convert.interrupts import interrupted
 from tests.checkpoints import (
     GEMMA3,
     assert_same_bits,
@@ -34,6 +35,13 @@ GO_ON = "run the same command again, it goes on from there"
 def make_inputs(directory: Path, seed: int = 0) -> None:
     write_base(directory / "base", GEMMA3, base_arrays(GEMMA3, "model.", seed=seed), shards=2)
     write_run(directory / "run", factor_arrays(GEMMA3))
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """An interrupt of one test is none of the next."""
+    yield
+    interrupted.clear()
 
 
 @pytest.fixture
@@ -68,22 +76,33 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
+def interrupt_wrapped() -> None:
+    """As a library does it that catches everything."""
+    interrupted.set()
+    raise RuntimeError("the stream was closed")
+
+
 def shards(directory: Path) -> dict[str, tuple[int, int]]:
     stats = {path.name: path.stat() for path in directory.glob("*.safetensors")}
     return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in stats.items()}
 
 
-@pytest.mark.parametrize("options", [[], ["--quiet"]])
+@pytest.mark.parametrize(
+    ("options", "happen"),
+    [([], interrupt), (["--quiet"], interrupt), (["--quiet"], interrupt_wrapped)],
+)
 def test_an_interrupt_says_how_to_go_on(
     inputs: Path,
     options: list[str],
+    happen: Any,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = inputs / "out"
     with monkeypatch.context() as patch:
-        at_read(patch, 20, interrupt)
+        at_read(patch, 20, happen)
         assert merge(inputs, out, *options) == 130
+    interrupted.clear()
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == f"interrupted; what is finished is kept beside {out}; {GO_ON}"
     assert not out.exists()

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from gemma_convert.convert.awaited import Shards
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import InputError, RemoteError
+from gemma_convert.convert.hub.fetching import fetch
 from gemma_convert.convert.hub.headers import at_commit, open_awaited, open_headers
 from gemma_convert.convert.hub.names import HubPath, parse_hub_path
 from gemma_convert.convert.hub.session import (
     OfflineError,
     PassingError,
-    bars_on_terminals,
     hub_api,
     hub_errors,
     patiently,
@@ -63,7 +63,7 @@ def open_hub(
         local = _fetched(api, pinned, sizes, step, shards=not base)
         shards = _shards(local / path.folder, sizes) if base else []
         if not all((local / path.folder / name).exists() for name in shards):
-            files = Shards(lambda names: _download(api, pinned, names) / path.folder)
+            files = Shards(lambda names: fetch(api, pinned, names) / path.folder)
             return open_awaited(api, pinned, sizes, local / path.folder, shards, files)
     directory = local / path.folder
     opened = open_base(directory) if base else open_checkpoint(directory, step)
@@ -95,7 +95,7 @@ def _fetched(
     if any(is_orbax_head(name) for name in there) and not any(is_shard(n) for n in there):
         return _fetched_orbax(api, path, there, step)
     small = [name for name in there if is_small(name)]
-    local = _download(api, path, small) if small else Path()
+    local = fetch(api, path, small) if small else Path()
     weights = _shards(local / path.folder, there)
     if not weights and CONFIG_NAME not in small:
         listed = ", ".join(there[:5])
@@ -103,7 +103,7 @@ def _fetched(
             f"{path} holds neither safetensors nor an Orbax checkpoint, but {listed}",
             "give the repository, or the folder in it, with the weights",
         )
-    return _download(api, path, weights) if weights and (shards or not small) else local
+    return fetch(api, path, weights) if weights and (shards or not small) else local
 
 
 def _shards(directory: Path, there: Iterable[str]) -> list[str]:
@@ -123,26 +123,11 @@ def _shards(directory: Path, there: Iterable[str]) -> list[str]:
 
 def _fetched_orbax(api: HfApi, path: HubPath, there: list[str], step: int | None) -> Path:
     """The files that tell trees and steps first, then all of the one tree that is read."""
-    local = _download(api, path, [name for name in there if is_orbax_head(name)])
+    local = fetch(api, path, [name for name in there if is_orbax_head(name)])
     top = local / path.folder
     tree = find_tree(top, step).tree.relative_to(top).as_posix()
     inside = "" if tree == "." else f"{tree}/"
-    return _download(api, path, [name for name in there if name.startswith(inside)])
-
-
-def _download(api: HfApi, path: HubPath, names: Iterable[str]) -> Path:
-    """Fetch files into the cache, a few at a time; what is there already is not fetched again."""
-    prefix = f"{path.folder}/" if path.folder else ""
-    # They are patterns of fnmatch: a bracket in a name must not be one.
-    patterns = [glob.escape(prefix + name) for name in names]
-
-    def download() -> Path:
-        with hub_errors(str(path)), bars_on_terminals():
-            return Path(
-                api.snapshot_download(path.repo, revision=path.revision, allow_patterns=patterns)
-            )
-
-    return patiently(download)
+    return fetch(api, path, [name for name in there if name.startswith(inside)])
 
 
 def _cached(path: HubPath, error: RemoteError) -> Path:

@@ -30,6 +30,7 @@ from gemma_convert.convert.writers.journal import Journal
 from gemma_convert.convert.writers.lock import locked
 from gemma_convert.convert.writers.swap import swap
 from gemma_convert.convert.writers.sync import sync, sync_tree
+from gemma_convert.interrupts import interrupted
 
 SEALED = "sealed"
 """The journal's last piece: the digest of the output's seal, the file that is written last."""
@@ -123,8 +124,10 @@ def staging(
             yield place.output, journal
             _publish(place, journal, seal, force=force)
         except BaseException as error:
+            if interrupted.is_set() and not isinstance(error, KeyboardInterrupt):
+                error = KeyboardInterrupt()  # whatever a library has made of it
             _leave(place, journal, error)
-            raise
+            raise error
         finally:
             journal.close()
         _tidy(place)

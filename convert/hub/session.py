@@ -20,7 +20,7 @@ _PAUSES = (1.0, 3.0, 9.0)
 """Seconds between attempts."""
 
 _LOGIN = "run `hf auth login`, or set HF_TOKEN, with a token that may write"
-_AGAIN = "run the same command again: what was uploaded is not sent twice"
+_AGAIN = "run the same command again: what has arrived is not sent again"
 
 _BY_STATUS = {
     401: ("the Hub does not accept the token", _LOGIN),
@@ -97,7 +97,12 @@ def _translated(what: str, error: Exception) -> GemmaConvertError | None:
     if isinstance(error, errors.RevisionResolutionError) and isinstance(error.__cause__, Exception):
         return _translated(what, error.__cause__)
     if isinstance(error, errors.LocalEntryNotFoundError):
-        return _failed(f"{what}: it cannot be fetched and is not in the cache", error)
+        cause = error.__cause__
+        if isinstance(cause, errors.OfflineModeIsEnabled):
+            told = f"{what}: it is not in the cache, and HF_HUB_OFFLINE forbids the network"
+            return OfflineError(told, "unset it")
+        why = _translated(what, cause) if isinstance(cause, Exception) else None
+        return why or _failed(f"{what}: it cannot be fetched and is not in the cache", error)
     if isinstance(error, errors.OfflineModeIsEnabled):
         return OfflineError(f"{what}: HF_HUB_OFFLINE forbids the network", "unset it")
     if isinstance(error, errors.HFValidationError):

@@ -191,7 +191,7 @@ def test_offline(
     assert run_cli("push", model, REPO, "--quiet") == 1
     err = capsys.readouterr().err
     assert err.startswith("error: the Hub: the Hub cannot be reached (")
-    assert err.endswith("what was uploaded is not sent twice\n")
+    assert err.endswith("what has arrived is not sent again\n")
     assert len(err.splitlines()) == 1
 
 

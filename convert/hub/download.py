@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gemma_convert.convert.awaited import Shards
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import InputError, RemoteError
-from gemma_convert.convert.hub.fetching import fetch, snapshot
+from gemma_convert.convert.hub.fetching import Files, fetch, snapshot
 from gemma_convert.convert.hub.headers import open_awaited, open_headers
 from gemma_convert.convert.hub.kept import Kept
 from gemma_convert.convert.hub.names import HubPath, parse_hub_path
@@ -65,7 +65,7 @@ def open_hub(
     elif headers_only:
         opened = open_headers(api, pinned, files, directory)
     else:
-        awaited = Shards(lambda names: fetch(api, pinned, names) / path.folder)
+        awaited = Shards(lambda names: fetch(api, pinned, names, files) / path.folder)
         opened = open_awaited(api, pinned, files, directory, shards, awaited)
     return _at_commit(opened, pinned, notes)
 
@@ -125,23 +125,20 @@ def _at_commit(opened: Checkpoint, path: HubPath, notes: tuple[str, ...]) -> Che
     )
 
 
-def _fetched(
-    api: HfApi, path: HubPath, names: Iterable[str], step: int | None, *, shards: bool
-) -> Path:
+def _fetched(api: HfApi, path: HubPath, files: Files, step: int | None, *, shards: bool) -> Path:
     """The snapshot directory of the cache, with what is needed in it; the shards only if wanted."""
-    there = list(names)
-    if any(is_orbax_head(name) for name in there) and not any(is_shard(n) for n in there):
-        return _fetched_orbax(api, path, there, step)
-    small = [name for name in there if is_small(name)]
-    local = fetch(api, path, small)
-    weights = _shards(local / path.folder, there)
+    if any(is_orbax_head(name) for name in files) and not any(is_shard(n) for n in files):
+        return _fetched_orbax(api, path, files, step)
+    small = [name for name in files if is_small(name)]
+    local = fetch(api, path, small, files)
+    weights = _shards(local / path.folder, files)
     if not weights and CONFIG_NAME not in small:
-        listed = ", ".join(there[:5])
+        listed = ", ".join(list(files)[:5])
         raise InputError(
             f"{path} holds neither safetensors nor an Orbax checkpoint, but {listed}",
             "give the repository, or the folder in it, with the weights",
         )
-    return fetch(api, path, weights) if shards else local
+    return fetch(api, path, weights, files) if shards else local
 
 
 def _shards(directory: Path, there: Iterable[str]) -> list[str]:
@@ -159,10 +156,10 @@ def _shards(directory: Path, there: Iterable[str]) -> list[str]:
     return sorted({name for name in weight_map.values() if isinstance(name, str)} & {*names})
 
 
-def _fetched_orbax(api: HfApi, path: HubPath, there: list[str], step: int | None) -> Path:
+def _fetched_orbax(api: HfApi, path: HubPath, files: Files, step: int | None) -> Path:
     """The files that tell trees and steps first, then all of the one tree that is read."""
-    local = fetch(api, path, [name for name in there if is_orbax_head(name)])
+    local = fetch(api, path, [name for name in files if is_orbax_head(name)], files)
     top = local / path.folder
     tree = find_tree(top, step).tree.relative_to(top).as_posix()
     inside = "" if tree == "." else f"{tree}/"
-    return fetch(api, path, [name for name in there if name.startswith(inside)])
+    return fetch(api, path, [name for name in files if name.startswith(inside)], files)

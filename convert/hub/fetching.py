@@ -8,21 +8,33 @@ that is where the interrupt arrives, and no library sees it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from shutil import disk_usage
 from threading import Event, Thread
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from gemma_convert.convert.errors import RemoteError
+from gemma_convert.convert.hub.local_files import hash_file
 from gemma_convert.convert.hub.names import HubPath
-from gemma_convert.convert.hub.session import bars_on_terminals, hub_errors, patiently
+from gemma_convert.convert.hub.remote_state import RemoteFile
+from gemma_convert.convert.hub.session import (
+    PassingError,
+    bars_on_terminals,
+    gist,
+    hub_errors,
+    patiently,
+)
 from gemma_convert.interrupts import check_interrupt
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
+
+Files = Mapping[str, RemoteFile]
 
 _AT_ONCE = 4
 _TURN_SECONDS = 0.2
@@ -46,24 +58,27 @@ def snapshot(path: HubPath) -> Path:
     return Path(constants.HF_HUB_CACHE) / folder / "snapshots" / path.revision
 
 
-def fetch(api: HfApi, path: HubPath, names: Iterable[str]) -> Path:
+def fetch(api: HfApi, path: HubPath, names: Iterable[str], files: Files) -> Path:
     """Bring files into the cache; those that are there already are not asked for.
 
     Args:
         api: Of the Hub.
         path: A folder at a commit.
         names: Of files in there.
+        files: What the Hub says of them: sizes, and digests of large ones.
 
     Returns:
         The cache's directory for the commit.
 
     Raises:
-        RemoteError: One of them cannot be fetched.
+        RemoteError: One of them cannot be fetched, or there is no room for them.
     """
     there = snapshot(path) / path.folder
     missing = [name for name in names if not (there / name).exists()]
+    with cache_errors(str(path)):
+        _require_room(str(path), sum(files[name].size for name in missing))
     stop = Event()
-    download = partial(_download, api, path, _bar(stop))
+    download = partial(_download, api, path, files, _bar(stop))
     with bars_on_terminals():
         try:
             _side_by_side([partial(patiently, partial(download, name)) for name in missing], stop)
@@ -75,14 +90,62 @@ def fetch(api: HfApi, path: HubPath, names: Iterable[str]) -> Path:
     return snapshot(path)
 
 
-def _download(api: HfApi, path: HubPath, bar: type[Any], name: str) -> None:
-    with hub_errors(f"{path}/{name}"):
-        api.hf_hub_download(
-            path.repo,
-            f"{path.folder}/{name}" if path.folder else name,
-            revision=path.revision,
-            tqdm_class=bar,
+def _require_room(what: str, nbytes: int) -> None:
+    """Refuse to begin what the disk of the cache cannot hold."""
+    from huggingface_hub import constants
+
+    cache = Path(constants.HF_HUB_CACHE)
+    exists = next(place for place in (cache, *cache.absolute().parents) if place.exists())
+    free = disk_usage(exists).free
+    if nbytes > free:
+        raise RemoteError(
+            f"{what}: {nbytes / 1e9:.3f} GB are to be fetched, and the Hub's cache {cache} has "
+            f"room for {free / 1e9:.3f} GB",
+            "free some, or name another place with HF_HUB_CACHE",
         )
+
+
+def _download(api: HfApi, path: HubPath, files: Files, bar: type[Any], name: str) -> None:
+    what = f"{path}/{name}"
+    with cache_errors(what), hub_errors(what):
+        found = Path(
+            api.hf_hub_download(
+                path.repo,
+                f"{path.folder}/{name}" if path.folder else name,
+                revision=path.revision,
+                tqdm_class=bar,
+            )
+        )
+        arrived = hash_file(name, found, lambda nbytes: None)
+        listed = files[name]
+        if listed.is_same(arrived):
+            return
+        found.resolve().unlink()
+        found.unlink(missing_ok=True)
+    raise PassingError(
+        f"{what}: what arrived is another file than the Hub lists: expected {listed.size} bytes, "
+        f"{listed.digest}, found {arrived.size} bytes, sha256:{arrived.sha256}",
+        "run the same command again",
+    )
+
+
+@contextmanager
+def cache_errors(what: str) -> Iterator[None]:
+    """Tell of the disk with the Hub's cache in one line that begins with ``what``."""
+    from huggingface_hub import constants
+
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:  # what the client says of a file of the wrong size
+            raise PassingError(
+                f"{what}: it did not arrive whole: {gist(error)}", "run the same command again"
+            ) from error
+        where = error.filename or constants.HF_HUB_CACHE
+        raise RemoteError(
+            f"{what}: the Hub's cache cannot take it: {error.strerror} ({where})",
+            "see to the free space and permissions there, or name another place with HF_HUB_CACHE",
+        ) from error
 
 
 def _bar(stop: Event) -> type[Any]:

@@ -12,7 +12,7 @@ from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.hub.kept import Kept
 from gemma_convert.convert.hub.names import HubPath
 from gemma_convert.convert.hub.remote_state import RemoteFile
-from gemma_convert.convert.hub.session import hub_errors
+from gemma_convert.convert.hub.session import hub_errors, patiently
 from gemma_convert.convert.readers.safetensors import open_safetensors
 from gemma_convert.convert.readers.safetensors_tensor import SafetensorsTensor
 from gemma_convert.convert.readers.side_files import side_files
@@ -95,9 +95,9 @@ def open_awaited(
 def _ranges(api: HfApi, path: HubPath) -> Fetch:
     from huggingface_hub import hf_hub_url
     from huggingface_hub.utils._headers import build_hf_headers
-    from huggingface_hub.utils._http import hf_raise_for_status, http_backoff
+    from huggingface_hub.utils._http import hf_raise_for_status, http_stream_backoff
 
-    def fetch(name: str, start: int, stop: int) -> bytes:
+    def once(name: str, start: int, stop: int) -> bytes:
         url = hf_hub_url(
             path.repo,
             name,
@@ -106,10 +106,21 @@ def _ranges(api: HfApi, path: HubPath) -> Fetch:
             endpoint=api.endpoint,
         )
         headers = {**build_hf_headers(), "Range": f"bytes={start}-{stop - 1}"}
-        with hub_errors(f"{path}/{name}"):
-            response = http_backoff("GET", url, headers=headers, follow_redirects=True)
+        data = bytearray()
+        with (
+            hub_errors(f"{path}/{name}"),
+            http_stream_backoff("GET", url, headers=headers, follow_redirects=True) as response,
+        ):
             hf_raise_for_status(response)
-        data: bytes = response.content
-        return data if response.status_code == 206 else data[start:stop]
+            # A server that does not know ranges sends the file from its beginning, all of it.
+            skipped = 0 if response.status_code == 206 else start
+            for block in response.iter_bytes():
+                data += block
+                if len(data) >= skipped + stop - start:
+                    break
+        return bytes(data[skipped : skipped + stop - start])
+
+    def fetch(name: str, start: int, stop: int) -> bytes:
+        return patiently(lambda: once(name, start, stop))
 
     return fetch

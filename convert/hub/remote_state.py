@@ -31,6 +31,11 @@ class RemoteFile:
     blob: str
     sha256: str = ""
 
+    @property
+    def digest(self) -> str:
+        """What the Hub knows its content by, for messages."""
+        return f"sha256:{self.sha256}" if self.sha256 else f"git blob {self.blob}"
+
     def is_same(self, file: PushFile) -> bool:
         """Whether its content is that of ``file``."""
         if self.size != file.size:
@@ -118,8 +123,7 @@ def check_pushed(
         if not remote.is_same(file):
             raise RemoteError(
                 f"{repo}: {file.name} differs after the upload: expected {file.size} bytes "
-                f"sha256:{file.sha256}, found {remote.size} bytes "
-                + (f"sha256:{remote.sha256}" if remote.sha256 else f"git blob {remote.blob}"),
+                f"sha256:{file.sha256}, found {remote.size} bytes {remote.digest}",
                 "push again",
             )
     for name in gone:

@@ -106,7 +106,13 @@ def _translated(what: str, error: Exception) -> GemmaConvertError | None:
     if isinstance(error, errors.OfflineModeIsEnabled):
         return OfflineError(f"{what}: HF_HUB_OFFLINE forbids the network", "unset it")
     if isinstance(error, errors.HFValidationError):
-        return InputError(f"{what}: {_gist(error)}", "give it as ORG/NAME")
+        return InputError(f"{what}: {gist(error)}", "give it as ORG/NAME")
+    if isinstance(error, errors.GatedRepoError):
+        return RemoteError(
+            f"{what}: the model is gated (HTTP {error.response.status_code}), and whoever asks has "
+            "not accepted its terms",
+            "accept them on its page, then log in with `hf auth login`, or set HF_TOKEN",
+        )
     if isinstance(error, errors.HfHubHTTPError):
         return _refused(what, error)
     if isinstance(error, httpx.HTTPError | ConnectionError | TimeoutError):
@@ -123,14 +129,14 @@ def _refused(what: str, error: Any) -> RemoteError:
     elif status >= 500:
         why, remedy = "the Hub has a fault of its own", "wait a little, then " + _AGAIN
     else:
-        why, remedy = _gist(error), "check the name and the token"
+        why, remedy = gist(error), "check the name and the token"
     said = f": {redacted(error.server_message)}" if error.server_message else ""
     kind = PassingError if status == 429 or status >= 500 else RemoteError
     return kind(f"{what}: {why} (HTTP {status}{said})", remedy)
 
 
 def _failed(why: str, error: Exception) -> RemoteError:
-    return PassingError(f"{why} ({_gist(error)})", "check the network, then " + _AGAIN)
+    return PassingError(f"{why} ({gist(error)})", "check the network, then " + _AGAIN)
 
 
 @contextmanager
@@ -163,7 +169,8 @@ def patiently(call: Callable[[], _Value]) -> _Value:
     return call()
 
 
-def _gist(error: Exception) -> str:
+def gist(error: Exception) -> str:
+    """The first line of what an error says."""
     text = str(error).strip() or type(error).__name__
     return redacted(text.splitlines()[0])
 

@@ -16,6 +16,7 @@ from gemma_convert.convert.hub.names import HubPath, parse_hub_path
 from gemma_convert.convert.readers import open_base, open_checkpoint
 from gemma_convert.convert.readers.remote import remote_path
 from gemma_convert.convert.writers.journal import Journal
+from gemma_convert.convert.writers.staging import AGAIN
 from tests.checkpoints import (
     ALPHA,
     GEMMA3,
@@ -134,9 +135,13 @@ def test_a_cached_shard_that_is_another_file(hub: Hub, base: Path, fault: str) -
 
 
 def test_an_interrupted_run_goes_on_with_what_has_come(
-    hub: Hub, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: Hub,
+    base: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Whether the base's shards are here or there does not make it another run."""
+    """Whether the base's shards are here, there or out of reach does not make it another run."""
     run = write_run(tmp_path / "run", factor_arrays(GEMMA3))
     out = tmp_path / "out"
     words = ["orbax-to-hf", run, "--alpha", ALPHA, "--quiet", "--base", REPO, "--out", out]
@@ -154,6 +159,13 @@ def test_an_interrupted_run_goes_on_with_what_has_come(
     place = tmp_path / ".out.partial" / "output"
     kept = {path.name: path.stat().st_ino for path in place.glob("*.safetensors")}
     assert len(kept) == 3
+    for shard in (tmp_path / "hf").rglob("*.safetensors"):
+        shard.resolve().unlink()
+    capsys.readouterr()
+    hub.faults.append(Fault("GET", r"/resolve/.*00002-of", 404, times=99))
+    assert run_cli(*words) == 1
+    assert capsys.readouterr().err.endswith(f": what is finished is kept; {AGAIN}\n")
+    hub.faults.clear()
     assert run_cli(*words) == 0
     assert {name: (out / name).stat().st_ino for name in kept} == kept
 

@@ -144,6 +144,11 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
             names = sorted(files.keys() | then[source].keys())
             which = next(name for name in names if files.get(name) != then[source].get(name))
             return f"{source}/{which} has changed since"
+    if before.get("command") == now["command"]:
+        # A branch of the Hub has another commit, a training has saved another step.
+        for old, new in zip(then, now["inputs"], strict=False):
+            if old != new:
+                return f"what was {old} then is {new} now"
     for name, stamp in now["files"].items():
         if before.get("files", {}).get(name, stamp) != stamp:
             return f"{name} has changed since"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -134,11 +135,25 @@ def test_a_cached_shard_that_is_another_file(hub: Hub, base: Path, fault: str) -
         open_base(Path(REPO))[name].numpy()
 
 
+@contextmanager
+def interrupted_after(pieces: int) -> Iterator[None]:
+    """Ctrl-C once so many shards are finished."""
+    finish = Journal.finish
+
+    def interrupted(journal: Journal, piece: str, record: Any) -> None:
+        finish(journal, piece, record)
+        if len(journal.pieces) == pieces:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Journal, "finish", interrupted)
+        yield
+
+
 def test_an_interrupted_run_goes_on_with_what_has_come(
     hub: Hub,
     base: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Whether the base's shards are here, there or out of reach does not make it another run."""
@@ -146,15 +161,7 @@ def test_an_interrupted_run_goes_on_with_what_has_come(
     out = tmp_path / "out"
     words = ["orbax-to-hf", run, "--alpha", ALPHA, "--quiet", "--base", REPO, "--out", out]
     words += ["--max-shard-size", "900"]
-    finish = Journal.finish
-
-    def interrupted(journal: Journal, piece: str, record: Any) -> None:
-        finish(journal, piece, record)
-        if len(journal.pieces) == 3:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Journal, "finish", interrupted)
+    with interrupted_after(3):
         assert run_cli(*words) == 130
     place = tmp_path / ".out.partial" / "output"
     kept = {path.name: path.stat().st_ino for path in place.glob("*.safetensors")}
@@ -168,6 +175,27 @@ def test_an_interrupted_run_goes_on_with_what_has_come(
     hub.faults.clear()
     assert run_cli(*words) == 0
     assert {name: (out / name).stat().st_ino for name in kept} == kept
+
+
+def test_a_branch_that_moved_meanwhile(
+    hub: Hub,
+    base: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = write_run(tmp_path / "run", factor_arrays(GEMMA3))
+    words = ["orbax-to-hf", run, "--alpha", ALPHA, "--base", REPO, "--out", tmp_path / "out"]
+    words += ["--max-shard-size", "900"]
+    with interrupted_after(3):
+        assert run_cli(*words) == 130
+    repo = hub.repos[REPO]
+    old = repo.head
+    new = repo.commit(repo.files | {"tokenizer.json": b"{} "})
+    capsys.readouterr()
+    assert run_cli(*words) == 0
+    told = f"is thrown away: what was hf://{REPO}@{old} then is hf://{REPO}@{new} now\n"
+    assert told in capsys.readouterr().err
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == b"{} "
 
 
 def test_a_shard_that_does_not_come(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -268,6 +270,53 @@ def test_other_inputs_that_changed_meanwhile(
     assert re.search("is thrown away: .* has changed since", capsys.readouterr().err)
     assert merge(inputs, inputs / "whole") == 0
     assert_same_bits(read_hf(inputs / "out"), read_hf(inputs / "whole"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "told"),
+    [
+        ("base/model-00001-*", "{}/base/model-00001-of-00002.safetensors has"),
+        ("run/0/model_params/d/*", "{}/run/0/model_params/* has"),
+        ("base/tokenizer.json", "tokenizer.json has"),
+        ("base/config.json", "what configs and metadata of {}/base say has"),
+    ],
+)
+def test_a_file_changed_in_place(
+    inputs: Path,
+    pattern: str,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """To the same size, its time of modification set back."""
+    (inputs / "base" / "tokenizer.json").write_text('{"a": 1}')
+    (inputs / "base" / "config.json").write_text(json.dumps({**GEMMA3, "note": 1}))
+    with monkeypatch.context() as patch:
+        at_read(patch, 20, interrupt)
+        assert merge(inputs, inputs / "out") == 130
+    path = next(inputs.glob(pattern))
+    stat, data = path.stat(), path.read_bytes()
+    path.write_bytes(data.replace(b" 1}", b" 2}") if path.suffix == ".json" else data)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    capsys.readouterr()
+    assert merge(inputs, inputs / "out") == 0
+    expected = f"is thrown away: {told.format(inputs)} changed since\n"
+    assert expected in capsys.readouterr().err
+
+
+def test_another_step_that_was_saved_meanwhile(
+    inputs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside the one that the command names."""
+    with monkeypatch.context() as patch:
+        at_read(patch, 20, interrupt)
+        assert merge(inputs, inputs / "out", "--step", 0) == 130
+    before = shards(inputs / PLACE)
+    shutil.copytree(inputs / "run" / "0", inputs / "run" / "1")
+    capsys.readouterr()
+    assert merge(inputs, inputs / "out", "--step", 0) == 0
+    assert "is thrown away" not in capsys.readouterr().err
+    assert {name: shards(inputs / "out")[name] for name in before} == before
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gemma_convert.convert.awaited import Shards
 from gemma_convert.convert.checkpoint import Checkpoint
+from gemma_convert.convert.digests import unstamped
 from gemma_convert.convert.errors import InputError, RemoteError
 from gemma_convert.convert.hub.fetching import Files, fetch, snapshot
 from gemma_convert.convert.hub.headers import open_awaited, open_headers
@@ -119,9 +120,7 @@ def _at_commit(opened: Checkpoint, path: HubPath, notes: tuple[str, ...]) -> Che
     return opened.replace(
         source=str(path),
         notes=(*notes, *opened.notes),
-        fingerprint={
-            file: text.partition(" mtime_ns:")[0] for file, text in opened.fingerprint.items()
-        },
+        fingerprint=unstamped(opened.fingerprint),
     )
 
 

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 
 from gemma_convert.convert.errors import RemoteError
 from gemma_convert.convert.hub.local_files import PushFile
-from gemma_convert.convert.hub.session import hub_errors
+from gemma_convert.convert.hub.session import hub_errors, patiently
 from gemma_convert.convert.readers.orbax_steps import TREE_FILE
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
+
+_MADE_WITH = {".gitattributes"}
+"""What the Hub puts into a new repository."""
 
 _WEIGHTS = (".safetensors", ".safetensors.index.json")
 
@@ -76,6 +79,34 @@ def remote_state(api: HfApi, repo: str) -> RemoteState:
         except RepositoryNotFoundError:
             return RemoteState(exists=False)
         return RemoteState(True, bool(info.private), info.sha, list_remote(api, repo, info.sha))
+
+
+def create_repo(api: HfApi, repo: str, *, private: bool) -> str | None:
+    """Make a repository.
+
+    One that holds nothing is as good: it may be ours, made by a request whose answer was lost.
+
+    Returns:
+        The commit that it begins with.
+
+    Raises:
+        RemoteError: The Hub refuses or cannot be reached, or the name is taken.
+    """
+
+    def create() -> None:
+        with hub_errors(repo):
+            api.create_repo(repo, private=private)
+
+    refused: RemoteError | None = None
+    try:
+        patiently(create)
+    except RemoteError as error:
+        refused = error
+    made = patiently(lambda: remote_state(api, repo))
+    empty = made.exists and made.private == private and made.files.keys() <= _MADE_WITH
+    if refused is not None and not empty:
+        raise refused
+    return made.commit
 
 
 def list_remote(api: HfApi, repo: str, commit: str | None) -> dict[str, RemoteFile]:

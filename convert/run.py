@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gemma_convert import __version__
+from gemma_convert.convert.checkpoint import Checkpoint
+from gemma_convert.convert.digests import sha256_of
 from gemma_convert.convert.errors import AdapterError
 from gemma_convert.convert.job import Job
 from gemma_convert.convert.ledger import LEDGER_NAME, file_digests, make_ledger, versions
@@ -107,12 +109,12 @@ def identify(job: Job, command: Iterable[str], settings: Mapping[str, Any]) -> d
         [name, str(tensor.dtype), list(tensor.shape), plan.actions[name]]
         for name, tensor in plan.target.items()
     ]
-    described = [job.layout.name, tensors, dict(plan.target.config)]
     return {
         "versions": all_versions(),
         "inputs": {source.source: dict(source.fingerprint) for source in plan.sources},
-        "files": {name: _stamp(path) for name, path in plan.target.files.items()},
-        "plan": hashlib.sha256(json.dumps(described).encode()).hexdigest(),
+        "told": {source.source: _told(source) for source in plan.sources},
+        "files": {name: sha256_of(path) for name, path in plan.target.files.items()},
+        "plan": _digest(job.layout.name, tensors, plan.target.config),
         "command": _telling(command),
         "settings": dict(settings),
     }
@@ -144,15 +146,28 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
             names = sorted(files.keys() | then[source].keys())
             which = next(name for name in names if files.get(name) != then[source].get(name))
             return f"{source}/{which} has changed since"
+        if source in then and before.get("told", {}).get(source) != now["told"][source]:
+            return f"what configs and metadata of {source} say has changed since"
+    if before.get("command") == now["command"]:
+        # A branch of the Hub has another commit, a training has saved another step.
+        for old, new in zip(then, now["inputs"], strict=False):
+            if old != new:
+                return f"what was {old} then is {new} now"
     for name, stamp in now["files"].items():
         if before.get("files", {}).get(name, stamp) != stamp:
             return f"{name} has changed since"
     return "it was another command"
 
 
-def _stamp(path: Path) -> str:
-    stat = path.stat()
-    return f"size:{stat.st_size} mtime_ns:{stat.st_mtime_ns}"
+def _told(source: Checkpoint) -> str:
+    """What is said beside the weights, but for what there was to choose from, which may grow."""
+    metadata = {k: value for k, value in source.metadata.items() if k not in ("steps", "items")}
+    return _digest(source.config, metadata)
+
+
+def _digest(*described: Any) -> str:
+    """Of values as JSON has them."""
+    return hashlib.sha256(json.dumps(described, default=dict).encode()).hexdigest()
 
 
 def _require_changes(adapter: Mapping[str, Any]) -> None:

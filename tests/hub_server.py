@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from queue import SimpleQueue
 from typing import Any
 
 TOKEN = "hf_" + "SecretTokenOfTheTests0123456789"
@@ -76,6 +77,13 @@ class Hub:
     requests: list[tuple[str, str]] = field(default_factory=list)
     ranges: list[tuple[str, str]] = field(default_factory=list)
     cards: dict[str, dict[str, Any]] = field(default_factory=dict)
+    sends: dict[str, bytes] = field(default_factory=dict)
+    """Files of which other content is sent than is listed."""
+
+    knows_ranges: bool = True
+    cut_off: SimpleQueue[str] = field(default_factory=SimpleQueue)
+    """Paths of answers that the client did not read to their end."""
+
     on_request: Callable[[str, str], None] = lambda method, path: None
     foreign: set[str] = field(default_factory=lambda: {"others"})
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -174,6 +182,8 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 if error.text:
                     headers["X-Error-Message"] = error.text
                 self._reply(error.status, json.dumps({"error": error.text}).encode(), headers)
+            except (BrokenPipeError, ConnectionResetError):
+                hub.cut_off.put(path)
             except _Closed:
                 return
 
@@ -325,7 +335,9 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             digest = _sha256(data) if _is_lfs(file) else git_blob(data)
             headers = {"X-Repo-Commit": commit, "ETag": f'"{digest}"', "Accept-Ranges": "bytes"}
             asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-            if asked is None or self.command == "HEAD":
+            if self.command == "GET":
+                data = hub.sends.get(file, data)
+            if asked is None or self.command == "HEAD" or not hub.knows_ranges:
                 return 200, data, headers | {"Content-Length": str(len(data))}
             hub.ranges.append((file, self.headers["Range"]))
             start, stop = int(asked[1]), int(asked[2] or len(data) - 1) + 1

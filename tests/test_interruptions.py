@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from gemma_convert.convert.readers.safetensors_tensor import SafetensorsTensor
 from gemma_convert.convert.tensor import Array, Box
 from gemma_convert.convert.writers import checked_file
 from gemma_convert.convert.writers.journal import Journal
+from gemma_convert.interrupts import interrupted
 from tests.checkpoints import (
     GEMMA3,
     assert_same_bits,
@@ -34,6 +37,13 @@ GO_ON = "run the same command again, it goes on from there"
 def make_inputs(directory: Path, seed: int = 0) -> None:
     write_base(directory / "base", GEMMA3, base_arrays(GEMMA3, "model.", seed=seed), shards=2)
     write_run(directory / "run", factor_arrays(GEMMA3))
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """An interrupt of one test is none of the next."""
+    yield
+    interrupted.clear()
 
 
 @pytest.fixture
@@ -68,22 +78,33 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
+def interrupt_wrapped() -> None:
+    """As a library does it that catches everything."""
+    interrupted.set()
+    raise RuntimeError("the stream was closed")
+
+
 def shards(directory: Path) -> dict[str, tuple[int, int]]:
     stats = {path.name: path.stat() for path in directory.glob("*.safetensors")}
     return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in stats.items()}
 
 
-@pytest.mark.parametrize("options", [[], ["--quiet"]])
+@pytest.mark.parametrize(
+    ("options", "happen"),
+    [([], interrupt), (["--quiet"], interrupt), (["--quiet"], interrupt_wrapped)],
+)
 def test_an_interrupt_says_how_to_go_on(
     inputs: Path,
     options: list[str],
+    happen: Any,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = inputs / "out"
     with monkeypatch.context() as patch:
-        at_read(patch, 20, interrupt)
+        at_read(patch, 20, happen)
         assert merge(inputs, out, *options) == 130
+    interrupted.clear()
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == f"interrupted; what is finished is kept beside {out}; {GO_ON}"
     assert not out.exists()
@@ -249,6 +270,53 @@ def test_other_inputs_that_changed_meanwhile(
     assert re.search("is thrown away: .* has changed since", capsys.readouterr().err)
     assert merge(inputs, inputs / "whole") == 0
     assert_same_bits(read_hf(inputs / "out"), read_hf(inputs / "whole"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "told"),
+    [
+        ("base/model-00001-*", "{}/base/model-00001-of-00002.safetensors has"),
+        ("run/0/model_params/d/*", "{}/run/0/model_params/* has"),
+        ("base/tokenizer.json", "tokenizer.json has"),
+        ("base/config.json", "what configs and metadata of {}/base say has"),
+    ],
+)
+def test_a_file_changed_in_place(
+    inputs: Path,
+    pattern: str,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """To the same size, its time of modification set back."""
+    (inputs / "base" / "tokenizer.json").write_text('{"a": 1}')
+    (inputs / "base" / "config.json").write_text(json.dumps({**GEMMA3, "note": 1}))
+    with monkeypatch.context() as patch:
+        at_read(patch, 20, interrupt)
+        assert merge(inputs, inputs / "out") == 130
+    path = next(inputs.glob(pattern))
+    stat, data = path.stat(), path.read_bytes()
+    path.write_bytes(data.replace(b" 1}", b" 2}") if path.suffix == ".json" else data)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    capsys.readouterr()
+    assert merge(inputs, inputs / "out") == 0
+    expected = f"is thrown away: {told.format(inputs)} changed since\n"
+    assert expected in capsys.readouterr().err
+
+
+def test_another_step_that_was_saved_meanwhile(
+    inputs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside the one that the command names."""
+    with monkeypatch.context() as patch:
+        at_read(patch, 20, interrupt)
+        assert merge(inputs, inputs / "out", "--step", 0) == 130
+    before = shards(inputs / PLACE)
+    shutil.copytree(inputs / "run" / "0", inputs / "run" / "1")
+    capsys.readouterr()
+    assert merge(inputs, inputs / "out", "--step", 0) == 0
+    assert "is thrown away" not in capsys.readouterr().err
+    assert {name: shards(inputs / "out")[name] for name in before} == before
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -204,13 +203,14 @@ def test_an_output_below_a_file(
 
 
 SLOW = """
-import sys, time
+import os, sys
 from gemma_convert.cli import program
 from gemma_convert.convert.readers.safetensors_tensor import SafetensorsTensor
+from gemma_convert.interrupts import interrupted
 read = SafetensorsTensor.read
 def slow(tensor, box):
-    print("reading", flush=True)
-    time.sleep(0.5)
+    os.write(1, b"reading\\n")  # at once: lines of two threads must not run together
+    interrupted.wait()
     return read(tensor, box)
 SafetensorsTensor.read = slow
 sys.exit(program())
@@ -221,40 +221,34 @@ sys.exit(program())
 def test_a_termination_before_anything_is_finished_leaves_nothing(
     inputs: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every read sleeps, so the run takes five seconds at least if nothing ends it."""
+    """No read ends before the signal."""
     before = snapshot(inputs)
     words = {
         "orbax-to-hf": ["run", "--base", "base", "--alpha", "5"],
         "hf-to-orbax": ["base", "--layout", "tunix"],
     }[command]
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", SLOW, command, *words, "--out", "out", "--quiet"],
         cwd=inputs,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while not (inputs / ".out.partial" / "output").is_dir():
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "reading\n"  # all is imported
-        time.sleep(0.1)
-        out = inputs / "out"
-        if command == "orbax-to-hf":
-            assert merge(inputs / "run", inputs / "base", out) == 1
-        else:
-            assert run_cli("hf-to-orbax", inputs / "base", "--layout", "tunix", "--out", out) == 1
-        told(capsys, rf"another run is writing there \(process {process.pid}\); wait until it ends")
-        process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.wait()
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "reading\n"  # all is imported
+            out = inputs / "out"
+            if command == "orbax-to-hf":
+                assert merge(inputs / "run", inputs / "base", out) == 1
+            else:
+                words = ["hf-to-orbax", str(inputs / "base"), "--layout", "tunix"]
+                assert run_cli(*words, "--out", out) == 1
+            told(capsys, rf"another run is writing there \(process {process.pid}\); wait until it ")
+            process.send_signal(signal.SIGTERM)
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 130, err
     assert err.splitlines()[-1:] == ["interrupted; nothing was finished, so nothing is kept"], err
     assert snapshot(inputs) == before

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from typing import Any
 from gemma_convert.convert.errors import GemmaConvertError, InputError, RemoteError
 
 GS = "gs://"
+
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+"""https://cloud.google.com/storage/docs/buckets#naming"""
 
 
 @dataclass(frozen=True)
@@ -60,13 +64,18 @@ def parse_bucket_path(url: str) -> BucketPath:
     """Parse ``gs://bucket/prefix``.
 
     Raises:
-        InputError: No bucket, or a prefix with ``..`` or empty parts.
+        InputError: No bucket, a name that none can have, or a prefix with ``..`` or empty parts.
     """
     bucket, _, prefix = url.removeprefix(GS).partition("/")
     prefix = prefix.strip("/")
     parts = prefix.split("/") if prefix else []
     if not bucket or any(part in ("", ".", "..") for part in parts):
         raise InputError(f"{url!r} is not a path in a bucket", "write it as gs://BUCKET/PATH")
+    if _BUCKET.fullmatch(bucket) is None:
+        raise InputError(
+            f"{url!r}: {bucket!r} cannot be the name of a bucket",
+            "it has 3 to 222 of a-z, 0-9, '-', '_' and '.', and a letter or digit at both ends",
+        )
     return BucketPath(bucket, prefix)
 
 

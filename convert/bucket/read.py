@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from gemma_convert.convert.bucket.objects import BucketPath, ObjectInfo, Objects, parse_bucket_path
 from gemma_convert.convert.bucket.range_tensor import RangeTensor, Spool
 from gemma_convert.convert.checkpoint import Checkpoint
+from gemma_convert.convert.digests import unstamped
 from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.readers.orbax import open_orbax
 from gemma_convert.convert.readers.safetensors import CONFIG_NAME
@@ -82,7 +84,11 @@ def _open_model(
         file = tensor.path.name
         generation = found[file].generation
         tensors[name] = RangeTensor(tensor, path / file, generation, objects, spool)
-    return opened.replace(tensors=tensors, source=str(path))
+    fingerprint = {
+        file: f"{text} generation:{found[file].generation}"
+        for file, text in unstamped(opened.fingerprint).items()
+    }
+    return opened.replace(tensors=tensors, source=str(path), fingerprint=fingerprint)
 
 
 def _open_orbax(
@@ -114,7 +120,17 @@ def _open_orbax(
         for tensor in opened.values():
             tensor.path = source  # type: ignore[attr-defined]
     notes = tuple(note.replace(str(mirror), str(path)) for note in opened.notes)
-    return opened.replace(source=str(source), notes=notes)
+    below = "" if tree == "." else f"{tree}/"
+    inside = [info for name, info in found.items() if name.startswith(below)]
+    fingerprint = unstamped(opened.fingerprint) | {"*": _generations(inside)}
+    return opened.replace(source=str(source), notes=notes, fingerprint=fingerprint)
+
+
+def _generations(objects: Collection[ObjectInfo]) -> str:
+    """What identifies all of some objects together."""
+    size = sum(info.size for info in objects)
+    digest = hashlib.sha256(" ".join(info.generation for info in objects).encode()).hexdigest()
+    return f"files:{len(objects)} size:{size} generations:{digest}"
 
 
 def _check_name(name: str, path: BucketPath) -> None:

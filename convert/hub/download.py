@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gemma_convert.convert.awaited import Shards
 from gemma_convert.convert.checkpoint import Checkpoint
+from gemma_convert.convert.digests import unstamped
 from gemma_convert.convert.errors import InputError, RemoteError
-from gemma_convert.convert.hub.headers import at_commit, open_awaited, open_headers
+from gemma_convert.convert.hub.fetching import Files, fetch, snapshot
+from gemma_convert.convert.hub.headers import open_awaited, open_headers
+from gemma_convert.convert.hub.kept import Kept
 from gemma_convert.convert.hub.names import HubPath, parse_hub_path
+from gemma_convert.convert.hub.remote_state import RemoteFile, list_remote
 from gemma_convert.convert.hub.session import (
     OfflineError,
     PassingError,
-    bars_on_terminals,
     hub_api,
     hub_errors,
     patiently,
 )
 from gemma_convert.convert.readers.jsonfile import read_object
-from gemma_convert.convert.readers.orbax_steps import TREE_FILE, find_tree
+from gemma_convert.convert.readers.orbax_steps import find_tree
 from gemma_convert.convert.readers.safetensors import CONFIG_NAME
 from gemma_convert.convert.readers.safetensors_index import find_index
 from gemma_convert.convert.readers.skeleton import (
@@ -42,7 +44,7 @@ def open_hub(
 
     Raises:
         InputError: Nothing there that can be read.
-        RemoteError: No access, or no connection and nothing in the cache.
+        RemoteError: No access, or no connection and too little in the cache.
     """
     from gemma_convert.convert.readers.base import open_base
     from gemma_convert.convert.readers.directory import open_checkpoint
@@ -51,59 +53,91 @@ def open_hub(
     api = hub_api()
     notes: tuple[str, ...] = ()
     try:
-        commit, sizes = patiently(lambda: _listed(api, path))
+        pinned, files = patiently(lambda: _listed(api, path))
     except RemoteError as error:
-        local = _cached(path, error)
-        pinned = HubPath(path.repo, local.name, path.folder)
+        pinned, files = _known(api, path, error)
         notes = (f"{path}: the Hub is out of reach, what the cache has of it is used",)
-    else:
-        pinned = HubPath(path.repo, commit, path.folder)
-        if headers_only and any(is_shard(name) for name in sizes):
-            return open_headers(api, pinned, sizes)
-        local = _fetched(api, pinned, sizes, step, shards=not base)
-        shards = _shards(local / path.folder, sizes) if base else []
-        if not all((local / path.folder / name).exists() for name in shards):
-            files = Shards(lambda names: _download(api, pinned, names) / path.folder)
-            return open_awaited(api, pinned, sizes, local / path.folder, shards, files)
+    heads = base or headers_only
+    local = _fetched(api, pinned, files, step, shards=not heads)
     directory = local / path.folder
-    opened = open_base(directory) if base else open_checkpoint(directory, step)
-    return at_commit(opened, pinned, notes)
+    shards = _shards(directory, files) if heads else []
+    if all((directory / name).exists() for name in shards):
+        opened = open_base(directory) if base else open_checkpoint(directory, step)
+    elif headers_only:
+        opened = open_headers(api, pinned, files, directory)
+    else:
+        awaited = Shards(lambda names: fetch(api, pinned, names, files) / path.folder)
+        opened = open_awaited(api, pinned, files, directory, shards, awaited)
+    return _at_commit(opened, pinned, notes)
 
 
-def _listed(api: HfApi, path: HubPath) -> tuple[str, dict[str, int]]:
-    """The commit that a revision stands for, and the sizes of the files in the folder."""
-    from huggingface_hub.hf_api import RepoFile
-
+def _listed(api: HfApi, path: HubPath) -> tuple[HubPath, dict[str, RemoteFile]]:
+    """The commit that a revision stands for, and the files in the folder; both are kept."""
     with hub_errors(str(path)):
         commit = api.resolve_revision(path.repo, revision=path.revision).resolved
-        prefix = f"{path.folder}/" if path.folder else ""
-        found = {
-            entry.path.removeprefix(prefix): entry.size
-            for entry in api.list_repo_tree(path.repo, recursive=True, revision=commit)
-            if isinstance(entry, RepoFile) and entry.path.startswith(prefix)
-        }
+        listed = list_remote(api, path.repo, commit)
+    prefix = f"{path.folder}/" if path.folder else ""
+    found = {
+        name.removeprefix(prefix): file for name, file in listed.items() if name.startswith(prefix)
+    }
     if not found:
         raise InputError(f"{path} holds no files", "check the path")
-    return commit, found
+    pinned = HubPath(path.repo, commit, path.folder)
+    Kept(pinned).keep_files(found)
+    return pinned, found
 
 
-def _fetched(
-    api: HfApi, path: HubPath, names: Iterable[str], step: int | None, *, shards: bool
-) -> Path:
+def _known(api: HfApi, path: HubPath, error: RemoteError) -> tuple[HubPath, dict[str, RemoteFile]]:
+    """The same, as an earlier run learned it or as another program left it in the cache.
+
+    Raises:
+        RemoteError: ``error``, unless it is about the connection and something is known.
+    """
+    from huggingface_hub.errors import RevisionResolutionError
+
+    if not isinstance(error, PassingError | OfflineError):
+        raise error
+    try:
+        commit = api.resolve_revision(
+            path.repo, revision=path.revision, local_files_only=True
+        ).resolved
+    except RevisionResolutionError:
+        raise error from None
+    pinned = HubPath(path.repo, commit, path.folder)
+    directory = snapshot(pinned) / path.folder
+    found = Kept(pinned).files() or {
+        file.relative_to(directory).as_posix(): RemoteFile(file.stat().st_size, "")
+        for file in directory.rglob("*")
+        if file.is_file()
+    }
+    if not found:
+        raise error
+    return pinned, found
+
+
+def _at_commit(opened: Checkpoint, path: HubPath, notes: tuple[str, ...]) -> Checkpoint:
+    """``opened`` under its name on the Hub, whose commit says more than when a copy was made."""
+    return opened.replace(
+        source=str(path),
+        notes=(*notes, *opened.notes),
+        fingerprint=unstamped(opened.fingerprint),
+    )
+
+
+def _fetched(api: HfApi, path: HubPath, files: Files, step: int | None, *, shards: bool) -> Path:
     """The snapshot directory of the cache, with what is needed in it; the shards only if wanted."""
-    there = list(names)
-    if any(is_orbax_head(name) for name in there) and not any(is_shard(n) for n in there):
-        return _fetched_orbax(api, path, there, step)
-    small = [name for name in there if is_small(name)]
-    local = _download(api, path, small) if small else Path()
-    weights = _shards(local / path.folder, there)
+    if any(is_orbax_head(name) for name in files) and not any(is_shard(n) for n in files):
+        return _fetched_orbax(api, path, files, step)
+    small = [name for name in files if is_small(name)]
+    local = fetch(api, path, small, files)
+    weights = _shards(local / path.folder, files)
     if not weights and CONFIG_NAME not in small:
-        listed = ", ".join(there[:5])
+        listed = ", ".join(list(files)[:5])
         raise InputError(
             f"{path} holds neither safetensors nor an Orbax checkpoint, but {listed}",
             "give the repository, or the folder in it, with the weights",
         )
-    return _download(api, path, weights) if weights and (shards or not small) else local
+    return fetch(api, path, weights, files) if shards else local
 
 
 def _shards(directory: Path, there: Iterable[str]) -> list[str]:
@@ -121,48 +155,10 @@ def _shards(directory: Path, there: Iterable[str]) -> list[str]:
     return sorted({name for name in weight_map.values() if isinstance(name, str)} & {*names})
 
 
-def _fetched_orbax(api: HfApi, path: HubPath, there: list[str], step: int | None) -> Path:
+def _fetched_orbax(api: HfApi, path: HubPath, files: Files, step: int | None) -> Path:
     """The files that tell trees and steps first, then all of the one tree that is read."""
-    local = _download(api, path, [name for name in there if is_orbax_head(name)])
+    local = fetch(api, path, [name for name in files if is_orbax_head(name)], files)
     top = local / path.folder
     tree = find_tree(top, step).tree.relative_to(top).as_posix()
     inside = "" if tree == "." else f"{tree}/"
-    return _download(api, path, [name for name in there if name.startswith(inside)])
-
-
-def _download(api: HfApi, path: HubPath, names: Iterable[str]) -> Path:
-    """Fetch files into the cache, a few at a time; what is there already is not fetched again."""
-    prefix = f"{path.folder}/" if path.folder else ""
-    # They are patterns of fnmatch: a bracket in a name must not be one.
-    patterns = [glob.escape(prefix + name) for name in names]
-
-    def download() -> Path:
-        with hub_errors(str(path)), bars_on_terminals():
-            return Path(
-                api.snapshot_download(path.repo, revision=path.revision, allow_patterns=patterns)
-            )
-
-    return patiently(download)
-
-
-def _cached(path: HubPath, error: RemoteError) -> Path:
-    """The snapshot that an earlier run fetched, where the Hub is out of reach.
-
-    Raises:
-        RemoteError: ``error``, unless it is about the connection and there is such a snapshot.
-    """
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    if not isinstance(error, PassingError | OfflineError):
-        raise error
-    inside = f"{glob.escape(path.folder)}/" if path.folder else ""
-    heads = [inside + name for name in (CONFIG_NAME, "adapter_config.json", TREE_FILE)]
-    try:
-        return Path(
-            snapshot_download(
-                path.repo, revision=path.revision, local_files_only=True, allow_patterns=heads
-            )
-        )
-    except LocalEntryNotFoundError:
-        raise error from None
+    return fetch(api, path, [name for name in files if name.startswith(inside)], files)

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 from gemma_convert.convert.awaited import Awaited, Shards
 from gemma_convert.convert.checkpoint import Checkpoint
+from gemma_convert.convert.hub.kept import Kept
 from gemma_convert.convert.hub.names import HubPath
-from gemma_convert.convert.hub.session import hub_errors
+from gemma_convert.convert.hub.remote_state import RemoteFile
+from gemma_convert.convert.hub.session import hub_errors, patiently
 from gemma_convert.convert.readers.safetensors import open_safetensors
 from gemma_convert.convert.readers.safetensors_tensor import SafetensorsTensor
 from gemma_convert.convert.readers.side_files import side_files
@@ -27,33 +29,45 @@ if TYPE_CHECKING:
 
 
 def open_headers(
-    api: HfApi, path: HubPath, sizes: Mapping[str, int], near: Path | None = None
+    api: HfApi, path: HubPath, files: Mapping[str, RemoteFile], near: Path
 ) -> Checkpoint:
-    """Open a model from its headers alone, fetched by ranges of bytes; no tensor can be read.
+    """Open a model whose small files are ``near`` from the headers of its shards alone.
+
+    They are fetched by ranges of bytes and kept. No tensor can be read.
 
     Args:
         api: Of the Hub.
-        path: The model.
-        sizes: Of its files.
-        near: Where the small files are, if they are fetched already.
+        path: The model, at a commit.
+        files: Its files.
+        near: A local directory.
     """
+    kept = Kept(path)
     ranges = _ranges(api, path)
 
-    def fetch(name: str, start: int, stop: int) -> bytes:
-        if near is None or is_shard(name):
+    def read(name: str, start: int, stop: int) -> bytes:
+        if not (near / name).exists():
             return ranges(name, start, stop)
-        return (near / name).read_bytes()
+        with (near / name).open("rb") as file:
+            file.seek(start)
+            return file.read(stop - start)
+
+    heads = kept.ranges(read)
+
+    def fetch(name: str, start: int, stop: int) -> bytes:
+        return (heads if is_shard(name) else read)(name, start, stop)
 
     with tempfile.TemporaryDirectory(prefix="gemma-convert-") as name, told_as(str(path), name):
-        entries = [(file, RemoteEntry(size)) for file, size in sizes.items()]
+        entries = [(name, RemoteEntry(file.size)) for name, file in files.items()]
         make_skeleton(Path(name), str(path), entries, fetch)
-        return at_commit(open_safetensors(Path(name)), path)
+        opened = open_safetensors(Path(name))
+    kept.keep_ranges()
+    return opened
 
 
 def open_awaited(
     api: HfApi,
     path: HubPath,
-    sizes: Mapping[str, int],
+    files: Mapping[str, RemoteFile],
     near: Path,
     names: Collection[str],
     shards: Shards,
@@ -62,39 +76,28 @@ def open_awaited(
 
     Args:
         api: Of the Hub.
-        path: The model.
-        sizes: Of its files.
+        path: The model, at a commit.
+        files: Its files.
         near: A local directory.
         names: The shards that count.
         shards: Fetches them.
     """
-    wanted = {name: size for name, size in sizes.items() if name in names or not is_shard(name)}
+    wanted = {name: file for name, file in files.items() if name in names or not is_shard(name)}
     opened = open_headers(api, path, wanted, near)
     tensors = {
         name: Awaited(head, shards)
         for name, head in opened.items()
         if isinstance(head, SafetensorsTensor)
     }
-    return opened.replace(tensors=tensors, files=side_files(near))
-
-
-def at_commit(opened: Checkpoint, path: HubPath, notes: tuple[str, ...] = ()) -> Checkpoint:
-    """``opened`` under its name on the Hub, whose commit says more than when a copy was made."""
-    return opened.replace(
-        source=str(path),
-        notes=(*notes, *opened.notes),
-        fingerprint={
-            file: text.partition(" mtime_ns:")[0] for file, text in opened.fingerprint.items()
-        },
-    )
+    return opened.replace(tensors=tensors, files=side_files(near) if near.exists() else {})
 
 
 def _ranges(api: HfApi, path: HubPath) -> Fetch:
     from huggingface_hub import hf_hub_url
     from huggingface_hub.utils._headers import build_hf_headers
-    from huggingface_hub.utils._http import hf_raise_for_status, http_backoff
+    from huggingface_hub.utils._http import hf_raise_for_status, http_stream_backoff
 
-    def fetch(name: str, start: int, stop: int) -> bytes:
+    def once(name: str, start: int, stop: int) -> bytes:
         url = hf_hub_url(
             path.repo,
             name,
@@ -103,10 +106,21 @@ def _ranges(api: HfApi, path: HubPath) -> Fetch:
             endpoint=api.endpoint,
         )
         headers = {**build_hf_headers(), "Range": f"bytes={start}-{stop - 1}"}
-        with hub_errors(f"{path}/{name}"):
-            response = http_backoff("GET", url, headers=headers, follow_redirects=True)
+        data = bytearray()
+        with (
+            hub_errors(f"{path}/{name}"),
+            http_stream_backoff("GET", url, headers=headers, follow_redirects=True) as response,
+        ):
             hf_raise_for_status(response)
-        data: bytes = response.content
-        return data if response.status_code == 206 else data[start:stop]
+            # A server that does not know ranges sends the file from its beginning, all of it.
+            skipped = 0 if response.status_code == 206 else start
+            for block in response.iter_bytes():
+                data += block
+                if len(data) >= skipped + stop - start:
+                    break
+        return bytes(data[skipped : skipped + stop - start])
+
+    def fetch(name: str, start: int, stop: int) -> bytes:
+        return patiently(lambda: once(name, start, stop))
 
     return fetch

@@ -25,6 +25,7 @@ from gemma_convert.convert.hub.model_card import (
 from gemma_convert.convert.hub.remote_state import (
     RemoteState,
     check_pushed,
+    create_repo,
     leftovers,
     list_remote,
     remote_state,
@@ -151,9 +152,7 @@ def push(api: HfApi, plan: Push, say: Say) -> dict[str, Any]:
     head = plan.remote.commit
     if not plan.remote.exists:
         say(f"creating {plan.repo} ({'public' if plan.public else 'private'})")
-        with hub_errors(plan.repo):
-            api.create_repo(plan.repo, private=not plan.public)
-        head = patiently(lambda: remote_state(api, plan.repo)).commit
+        head = create_repo(api, plan.repo, private=not plan.public)
     commit = head
     if plan.to_send or plan.delete:
         commit = _commit(api, plan, _upload(api, plan, say), head, say)

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 
 from gemma_convert.convert.errors import RemoteError
 from gemma_convert.convert.hub.local_files import PushFile
-from gemma_convert.convert.hub.session import hub_errors
+from gemma_convert.convert.hub.session import hub_errors, patiently
 from gemma_convert.convert.readers.orbax_steps import TREE_FILE
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
+
+_MADE_WITH = {".gitattributes"}
+"""What the Hub puts into a new repository."""
 
 _WEIGHTS = (".safetensors", ".safetensors.index.json")
 
@@ -30,6 +33,11 @@ class RemoteFile:
     size: int
     blob: str
     sha256: str = ""
+
+    @property
+    def digest(self) -> str:
+        """What the Hub knows its content by, for messages."""
+        return f"sha256:{self.sha256}" if self.sha256 else f"git blob {self.blob}"
 
     def is_same(self, file: PushFile) -> bool:
         """Whether its content is that of ``file``."""
@@ -71,6 +79,34 @@ def remote_state(api: HfApi, repo: str) -> RemoteState:
         except RepositoryNotFoundError:
             return RemoteState(exists=False)
         return RemoteState(True, bool(info.private), info.sha, list_remote(api, repo, info.sha))
+
+
+def create_repo(api: HfApi, repo: str, *, private: bool) -> str | None:
+    """Make a repository.
+
+    One that holds nothing is as good: it may be ours, made by a request whose answer was lost.
+
+    Returns:
+        The commit that it begins with.
+
+    Raises:
+        RemoteError: The Hub refuses or cannot be reached, or the name is taken.
+    """
+
+    def create() -> None:
+        with hub_errors(repo):
+            api.create_repo(repo, private=private)
+
+    refused: RemoteError | None = None
+    try:
+        patiently(create)
+    except RemoteError as error:
+        refused = error
+    made = patiently(lambda: remote_state(api, repo))
+    empty = made.exists and made.private == private and made.files.keys() <= _MADE_WITH
+    if refused is not None and not empty:
+        raise refused
+    return made.commit
 
 
 def list_remote(api: HfApi, repo: str, commit: str | None) -> dict[str, RemoteFile]:
@@ -118,8 +154,7 @@ def check_pushed(
         if not remote.is_same(file):
             raise RemoteError(
                 f"{repo}: {file.name} differs after the upload: expected {file.size} bytes "
-                f"sha256:{file.sha256}, found {remote.size} bytes "
-                + (f"sha256:{remote.sha256}" if remote.sha256 else f"git blob {remote.blob}"),
+                f"sha256:{file.sha256}, found {remote.size} bytes {remote.digest}",
                 "push again",
             )
     for name in gone:

@@ -20,7 +20,7 @@ _PAUSES = (1.0, 3.0, 9.0)
 """Seconds between attempts."""
 
 _LOGIN = "run `hf auth login`, or set HF_TOKEN, with a token that may write"
-_AGAIN = "run the same command again: what was uploaded is not sent twice"
+_AGAIN = "run the same command again: what has arrived is not sent again"
 
 _BY_STATUS = {
     401: ("the Hub does not accept the token", _LOGIN),
@@ -97,11 +97,22 @@ def _translated(what: str, error: Exception) -> GemmaConvertError | None:
     if isinstance(error, errors.RevisionResolutionError) and isinstance(error.__cause__, Exception):
         return _translated(what, error.__cause__)
     if isinstance(error, errors.LocalEntryNotFoundError):
-        return _failed(f"{what}: it cannot be fetched and is not in the cache", error)
+        cause = error.__cause__
+        if isinstance(cause, errors.OfflineModeIsEnabled):
+            told = f"{what}: it is not in the cache, and HF_HUB_OFFLINE forbids the network"
+            return OfflineError(told, "unset it")
+        why = _translated(what, cause) if isinstance(cause, Exception) else None
+        return why or _failed(f"{what}: it cannot be fetched and is not in the cache", error)
     if isinstance(error, errors.OfflineModeIsEnabled):
         return OfflineError(f"{what}: HF_HUB_OFFLINE forbids the network", "unset it")
     if isinstance(error, errors.HFValidationError):
-        return InputError(f"{what}: {_gist(error)}", "give it as ORG/NAME")
+        return InputError(f"{what}: {gist(error)}", "give it as ORG/NAME")
+    if isinstance(error, errors.GatedRepoError):
+        return RemoteError(
+            f"{what}: the model is gated (HTTP {error.response.status_code}), and whoever asks has "
+            "not accepted its terms",
+            "accept them on its page, then log in with `hf auth login`, or set HF_TOKEN",
+        )
     if isinstance(error, errors.HfHubHTTPError):
         return _refused(what, error)
     if isinstance(error, httpx.HTTPError | ConnectionError | TimeoutError):
@@ -118,14 +129,14 @@ def _refused(what: str, error: Any) -> RemoteError:
     elif status >= 500:
         why, remedy = "the Hub has a fault of its own", "wait a little, then " + _AGAIN
     else:
-        why, remedy = _gist(error), "check the name and the token"
+        why, remedy = gist(error), "check the name and the token"
     said = f": {redacted(error.server_message)}" if error.server_message else ""
     kind = PassingError if status == 429 or status >= 500 else RemoteError
     return kind(f"{what}: {why} (HTTP {status}{said})", remedy)
 
 
 def _failed(why: str, error: Exception) -> RemoteError:
-    return PassingError(f"{why} ({_gist(error)})", "check the network, then " + _AGAIN)
+    return PassingError(f"{why} ({gist(error)})", "check the network, then " + _AGAIN)
 
 
 @contextmanager
@@ -158,7 +169,8 @@ def patiently(call: Callable[[], _Value]) -> _Value:
     return call()
 
 
-def _gist(error: Exception) -> str:
+def gist(error: Exception) -> str:
+    """The first line of what an error says."""
     text = str(error).strip() or type(error).__name__
     return redacted(text.splitlines()[0])
 

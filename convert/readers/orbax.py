@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from gemma_convert.convert.checkpoint import Checkpoint
+from gemma_convert.convert.digests import stamp
 from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.readers.jsonfile import read_bytes, read_object
 from gemma_convert.convert.readers.links import check_files
@@ -209,10 +210,9 @@ def _metadata(location: Location, tree: TreeMetadata, suffix: bool) -> dict[str,
 
 
 def _fingerprint(location: Location) -> dict[str, str]:
-    """sha256, size and mtime of the files that any later save would change.
+    """sha256, size and stamp of the files that tell steps and trees.
 
-    Of an OCDBT checkpoint that includes the manifest, which refers to all data. Without OCDBT the
-    arrays' own files are not looked at.
+    Under ``*`` number, size and newest stamp of all files in the tree: no data changes in place.
     """
     paths = [
         location.holder / STEP_FILE,
@@ -223,5 +223,8 @@ def _fingerprint(location: Location) -> dict[str, str]:
     for path in paths:
         if path.is_file():
             digest, stat = hashlib.sha256(read_bytes(path)).hexdigest(), path.stat()
-            result[path.name] = f"sha256:{digest} size:{stat.st_size} mtime_ns:{stat.st_mtime_ns}"
-    return result
+            result[path.name] = f"sha256:{digest} size:{stat.st_size} {stamp(stat)}"
+    stats = [Path(folder, n).stat() for folder, _, names in os.walk(location.tree) for n in names]
+    size = sum(stat.st_size for stat in stats)
+    newest = max(stats, key=lambda stat: stat.st_ctime_ns)
+    return {**result, "*": f"files:{len(stats)} size:{size} {stamp(newest)}"}

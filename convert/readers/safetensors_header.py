@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gemma_convert.convert import dtypes
+from gemma_convert.convert.digests import stamp
 from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.readers.jsonfile import DOWNLOAD_AGAIN, parse_object, refuse_lfs_pointer
 from gemma_convert.convert.readers.names import in_natural_order
@@ -57,6 +58,7 @@ class Header:
         metadata: The strings under ``__metadata__``.
         size: Bytes of the whole file.
         mtime_ns: When the file was last changed.
+        stamp: The same and more, for the fingerprint.
         digest: sha256 of the length field and the header, in hexadecimal.
     """
 
@@ -64,16 +66,16 @@ class Header:
     metadata: Mapping[str, str]
     size: int
     mtime_ns: int
+    stamp: str
     digest: str
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the file cheaply: the digest of its header, its size and its mtime.
+        """Identifies the file cheaply: the digest of its header, its size and its stamp.
 
-        Not a digest of the weights: a file rewritten in place with the same names, shapes, size
-        and modification time passes for the same one.
+        Not a digest of the weights; whoever rewrites them changes the stamp.
         """
-        return f"sha256:{self.digest} size:{self.size} mtime_ns:{self.mtime_ns}"
+        return f"sha256:{self.digest} size:{self.size} {self.stamp}"
 
 
 def read_header(path: Path) -> Header:
@@ -107,6 +109,7 @@ def read_header(path: Path) -> Header:
         metadata=metadata,
         size=stat.st_size,
         mtime_ns=stat.st_mtime_ns,
+        stamp=stamp(stat),
         digest=hashlib.sha256(start + text).hexdigest(),
     )
 

@@ -10,8 +10,8 @@ Beside the output NAME, on the same file system::
     .NAME.partial/tasks/     where other processes write pieces that are not finished
 
 ``whole`` takes the output's name by one rename. A run that is killed, interrupted, out of disk or
-left by its cluster leaves this directory if a piece was finished, and the same command finds it;
-any other error leaves nothing.
+left by its cluster, the Hub or a bucket leaves this directory if a piece was finished, and the same
+command finds it; any other error leaves nothing.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from gemma_convert.convert.digests import sha256_of
-from gemma_convert.convert.errors import ClusterError, OutputError
+from gemma_convert.convert.errors import ClusterError, OutputError, RemoteError
 from gemma_convert.convert.writers.journal import Journal
 from gemma_convert.convert.writers.lock import locked
 from gemma_convert.convert.writers.swap import swap
 from gemma_convert.convert.writers.sync import sync, sync_tree
+from gemma_convert.interrupts import interrupted
 
 SEALED = "sealed"
 """The journal's last piece: the digest of the output's seal, the file that is written last."""
@@ -123,8 +124,10 @@ def staging(
             yield place.output, journal
             _publish(place, journal, seal, force=force)
         except BaseException as error:
+            if interrupted.is_set() and not isinstance(error, KeyboardInterrupt):
+                error = KeyboardInterrupt()  # whatever a library has made of it
             _leave(place, journal, error)
-            raise
+            raise error
         finally:
             journal.close()
         _tidy(place)
@@ -206,7 +209,7 @@ def _move_aside(place: Place) -> None:
 
 def _leave(place: Place, journal: Journal, error: BaseException) -> None:
     """Keep what a run can go on from, if the error was none of the data's; else keep nothing."""
-    resumable = isinstance(error, KeyboardInterrupt | OSError | ClusterError)
+    resumable = isinstance(error, KeyboardInterrupt | OSError | ClusterError | RemoteError)
     if not resumable or not journal.pieces:
         _tidy(place)
         if isinstance(error, OSError):
@@ -214,9 +217,9 @@ def _leave(place: Place, journal: Journal, error: BaseException) -> None:
         if isinstance(error, KeyboardInterrupt):
             error.add_note("nothing was finished, so nothing is kept")
         return
-    if isinstance(error, ClusterError):
+    if isinstance(error, ClusterError | RemoteError):
         remedy = f"{error.remedy}: what is finished is kept; {AGAIN}"
-        raise ClusterError(error.what, remedy) from error
+        raise type(error)(error.what, remedy) from error
     if isinstance(error, OSError):
         raise _failed(place, error, f"what is finished is kept; {AGAIN}") from error
     error.add_note(f"what is finished is kept beside {place.out}; {AGAIN}")

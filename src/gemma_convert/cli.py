@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import traceback
-from types import FrameType
 from typing import Any
 
 import click
 
 from gemma_convert import __version__
-from gemma_convert.console import terminated
+from gemma_convert.interrupts import interrupted, watch
 from gemma_convert.lazy import LazyGroup
 from gemma_convert.process import set_up
 
@@ -70,9 +68,10 @@ def main(arguments: list[str] | None = None) -> int:
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort) as error:
-        click.echo("; ".join(("interrupted", *_notes(error))), err=True)
-        return 130
+        return _interrupted(error)
     except Exception as error:
+        if interrupted.is_set():  # whatever a library has made of it
+            return _interrupted(error)
         if state.get("debug"):
             traceback.print_exc()
         click.echo(f"error: {_one_line(error)}", err=True)
@@ -81,14 +80,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 def program() -> int:
     """What the shell runs: `main`, ended by SIGTERM as by Ctrl-C, so that it can be resumed."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    watch()
     set_up()
     return main()
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    terminated.set()
-    raise KeyboardInterrupt
+def _interrupted(error: BaseException) -> int:
+    click.echo("; ".join(("interrupted", *_notes(error))), err=True)
+    return 130
 
 
 def _notes(error: BaseException) -> list[str]:

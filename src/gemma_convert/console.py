@@ -10,10 +10,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from threading import Event
 from typing import Any, TypeVar
 
 import click
+
+from gemma_convert.interrupts import check_interrupt
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -24,10 +25,6 @@ _CONTROL = re.compile(r"[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\
 
 _SECRET = ("--api-key", "--api-key-b")
 """Options whose values are nobody else's."""
-
-terminated = Event()
-"""Set once SIGTERM has arrived."""
-
 
 class ByteSize(click.ParamType[int]):
     """A size such as ``5GB``, ``200MB``, ``512MiB``."""
@@ -103,23 +100,19 @@ def progress(label: str, total: int, *, quiet: bool) -> Iterator[Callable[[int],
         A function to call with the number of bytes done since the last call.
     """
     if quiet:
-        yield _unless_terminated(lambda nbytes: None)
+        yield _interruptible(lambda nbytes: None)
     elif sys.stderr.isatty():
         with _bar(label, total) as advance:
-            yield _unless_terminated(advance)
+            yield _interruptible(advance)
     else:
-        yield _unless_terminated(_lines(label, total))
+        yield _interruptible(_lines(label, total))
 
 
-def _unless_terminated(advance: Callable[[int], None]) -> Callable[[int], None]:
-    """``advance``, that ends the run where SIGTERM's own exception was lost.
-
-    Python drops an exception that a signal raises inside a garbage collector's callback.
-    """
+def _interruptible(advance: Callable[[int], None]) -> Callable[[int], None]:
+    """``advance``, that ends the run where a signal's own exception was lost."""
 
     def checked(nbytes: int) -> None:
-        if terminated.is_set():
-            raise KeyboardInterrupt
+        check_interrupt()
         advance(nbytes)
 
     return checked

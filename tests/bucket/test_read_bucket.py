@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -178,6 +179,13 @@ def test_refusals(
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("name", ["Bucket", "my bucket", "-ab", "ab-", "ab", "a%2Fb", "a" * 223])
+def test_names_that_no_bucket_has(name: str) -> None:
+    message = f"gs://{name}/x': '{name}' cannot be the name of a bucket; it has 3 to 222 of a-z"
+    with pytest.raises(InputError, match=re.escape(message)):
+        parse_bucket_path(f"gs://{name}/x")
+
+
 def test_an_empty_prefix(bucket: Bucket, base: object) -> None:
     with pytest.raises(InputError, match="/nothing holds no files; check the path"):
         open_checkpoint(bucket.url("nothing"))
@@ -193,22 +201,24 @@ def test_no_connection(
 
     monkeypatch.setattr(gcsfs.retry.asyncio, "sleep", at_once)
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "127.0.0.1:9")  # nobody listens there
-    assert run_cli("inspect", "gs://b/x") == 1
+    assert run_cli("inspect", "gs://bucket/x") == 1
     err = capfd.readouterr().err
-    assert err.startswith("error: gs://b/x: the storage cannot be used (Cannot connect to host")
+    assert err.startswith(
+        "error: gs://bucket/x: the storage cannot be used (Cannot connect to host"
+    )
     assert len(err.splitlines()) == 1
 
 
 def test_without_gcsfs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(InputError, match=r"the package gcsfs; pip install 'gemma-convert\[gcs"):
-        open_checkpoint("gs://b/x")
+        open_checkpoint("gs://bucket/x")
 
 
-@pytest.mark.parametrize("url", ["gs://b", "gs://b/", "gs://b/a", "gs://b/a/c/"])
+@pytest.mark.parametrize("url", ["gs://b_1", "gs://b_1/", "gs://b_1/a", "gs://b_1/a/c/"])
 def test_paths(url: str) -> None:
     path = parse_bucket_path(url)
-    assert path == BucketPath("b", url.rstrip("/")[5:].partition("/")[2])
+    assert path == BucketPath("b_1", url.rstrip("/")[5:].partition("/")[2])
     assert str(path) == url.rstrip("/")
 
 

@@ -288,5 +288,5 @@ def test_only_buckets_of_google(merge: Merge, capsys: pytest.CaptureFixture[str]
     assert "output s3://bucket/x: only gs:// can be written; give a local" in (
         capsys.readouterr().err
     )
-    assert run_cli(*merge, "--out", "gs://b/x", "--push-to-hub", "org/name") == 2
+    assert run_cli(*merge, "--out", "gs://bucket/x", "--push-to-hub", "org/name") == 2
     assert "--push-to-hub pushes a local --out" in capsys.readouterr().err

@@ -24,6 +24,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "hf" / "token"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
+    monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "hf" / "assets"))
     pause = time.sleep
     monkeypatch.setattr(time, "sleep", lambda seconds: pause(min(seconds, 0.01)))
     with running_hub() as running:

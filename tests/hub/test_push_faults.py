@@ -36,6 +36,7 @@ def pushed(hub: Hub, model: Path) -> bool:
     [
         ("GET", "/whoami"),
         ("GET", "/api/models/org/tuned$"),
+        ("POST", "/repos/create"),
         ("POST", "/preupload/"),
         ("POST", "/objects/batch"),
         ("PUT", "/lfs/"),
@@ -81,6 +82,23 @@ def test_what_does_not_pass_is_one_line(
     fault.times = 0
     assert run_cli("push", model, REPO, "--quiet") == 0
     assert pushed(hub, model)
+
+
+@pytest.mark.parametrize("theirs", ["files", "public"])
+def test_someone_else_takes_the_name_meanwhile(
+    hub: Hub, model: Path, capsys: pytest.CaptureFixture[str], theirs: str
+) -> None:
+    """A repository that holds something, or that everyone sees, is not taken for ours."""
+    files = {".gitattributes": b"", **({"config.json": b"{}"} if theirs == "files" else {})}
+
+    def take(method: str, path: str) -> None:
+        if path.endswith("/repos/create"):
+            hub.add(REPO, files, private=theirs == "files")
+
+    hub.on_request = take
+    assert run_cli("push", model, REPO, "--quiet") == 1
+    assert f"error: {REPO}: the name is taken" in capsys.readouterr().err
+    assert hub.repos[REPO].files == files
 
 
 def test_content_that_arrived_is_not_sent_again(hub: Hub, model: Path) -> None:
@@ -191,7 +209,7 @@ def test_offline(
     assert run_cli("push", model, REPO, "--quiet") == 1
     err = capsys.readouterr().err
     assert err.startswith("error: the Hub: the Hub cannot be reached (")
-    assert err.endswith("what was uploaded is not sent twice\n")
+    assert err.endswith("what has arrived is not sent again\n")
     assert len(err.splitlines()) == 1
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from gemma_convert.convert.hub.names import HubPath, parse_hub_path
 from gemma_convert.convert.readers import open_base, open_checkpoint
 from gemma_convert.convert.readers.remote import remote_path
 from gemma_convert.convert.writers.journal import Journal
+from gemma_convert.convert.writers.staging import AGAIN
 from tests.checkpoints import (
     ALPHA,
     GEMMA3,
@@ -131,29 +135,67 @@ def test_a_cached_shard_that_is_another_file(hub: Hub, base: Path, fault: str) -
         open_base(Path(REPO))[name].numpy()
 
 
-def test_an_interrupted_run_goes_on_with_what_has_come(
-    hub: Hub, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether the base's shards are here or there does not make it another run."""
-    run = write_run(tmp_path / "run", factor_arrays(GEMMA3))
-    out = tmp_path / "out"
-    words = ["orbax-to-hf", run, "--alpha", ALPHA, "--quiet", "--base", REPO, "--out", out]
-    words += ["--max-shard-size", "900"]
+@contextmanager
+def interrupted_after(pieces: int) -> Iterator[None]:
+    """Ctrl-C once so many shards are finished."""
     finish = Journal.finish
 
     def interrupted(journal: Journal, piece: str, record: Any) -> None:
         finish(journal, piece, record)
-        if len(journal.pieces) == 3:
+        if len(journal.pieces) == pieces:
             raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Journal, "finish", interrupted)
+        yield
+
+
+def test_an_interrupted_run_goes_on_with_what_has_come(
+    hub: Hub,
+    base: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Whether the base's shards are here, there or out of reach does not make it another run."""
+    run = write_run(tmp_path / "run", factor_arrays(GEMMA3))
+    out = tmp_path / "out"
+    words = ["orbax-to-hf", run, "--alpha", ALPHA, "--quiet", "--base", REPO, "--out", out]
+    words += ["--max-shard-size", "900"]
+    with interrupted_after(3):
         assert run_cli(*words) == 130
     place = tmp_path / ".out.partial" / "output"
     kept = {path.name: path.stat().st_ino for path in place.glob("*.safetensors")}
     assert len(kept) == 3
+    for shard in (tmp_path / "hf").rglob("*.safetensors"):
+        shard.resolve().unlink()
+    capsys.readouterr()
+    hub.faults.append(Fault("GET", r"/resolve/.*00002-of", 404, times=99))
+    assert run_cli(*words) == 1
+    assert capsys.readouterr().err.endswith(f": what is finished is kept; {AGAIN}\n")
+    hub.faults.clear()
     assert run_cli(*words) == 0
     assert {name: (out / name).stat().st_ino for name in kept} == kept
+
+
+def test_a_branch_that_moved_meanwhile(
+    hub: Hub,
+    base: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = write_run(tmp_path / "run", factor_arrays(GEMMA3))
+    words = ["orbax-to-hf", run, "--alpha", ALPHA, "--base", REPO, "--out", tmp_path / "out"]
+    words += ["--max-shard-size", "900"]
+    with interrupted_after(3):
+        assert run_cli(*words) == 130
+    repo = hub.repos[REPO]
+    old = repo.head
+    new = repo.commit(repo.files | {"tokenizer.json": b"{} "})
+    capsys.readouterr()
+    assert run_cli(*words) == 0
+    told = f"is thrown away: what was hf://{REPO}@{old} then is hf://{REPO}@{new} now\n"
+    assert told in capsys.readouterr().err
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == b"{} "
 
 
 def test_a_shard_that_does_not_come(
@@ -186,35 +228,89 @@ def test_a_second_run_fetches_nothing(hub: Hub, base: Path) -> None:
     assert not hub.sent("GET", "/resolve/")
 
 
+@pytest.fixture
+def unplug(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Takes the Hub away, in one of two ways."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import close_session
+
+    def now(how: str) -> None:
+        if how == "network":
+            monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+        else:
+            monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+        close_session()
+
+    yield now
+    close_session()
+
+
 @pytest.mark.parametrize("offline", ["environment", "network"])
 def test_without_a_connection_the_cache_serves(
     hub: Hub,
     base: Path,
     offline: str,
-    monkeypatch: pytest.MonkeyPatch,
+    unplug: Callable[[str], None],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from huggingface_hub import constants
-    from huggingface_hub.utils import close_session
-
     arrays(open_base(Path(REPO)))
-    if offline == "network":
-        monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    else:
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    close_session()
-    try:
-        opened = open_base(Path(REPO))
-        assert_same_bits(arrays(opened), read_hf(base))
-        assert opened.source == f"hf://{REPO}@{hub.repos[REPO].head}"
-        note = f"hf://{REPO}: the Hub is out of reach, what the cache has of it is used"
-        assert opened.notes == (note,)
-        assert run_cli("inspect", "hf://google/never-fetched") == 1
-    finally:
-        close_session()
+    unplug(offline)
+    opened = open_base(Path(REPO))
+    assert_same_bits(arrays(opened), read_hf(base))
+    assert opened.source == f"hf://{REPO}@{hub.repos[REPO].head}"
+    note = f"hf://{REPO}: the Hub is out of reach, what the cache has of it is used"
+    assert opened.notes == (note,)
+    assert run_cli("inspect", "hf://google/never-fetched") == 1
     err = capsys.readouterr().err
     why = "HF_HUB_OFFLINE" if offline == "environment" else "the Hub cannot be reached"
     assert err.startswith(f"error: hf://google/never-fetched: {why}")
+
+
+@pytest.mark.parametrize("offline", ["environment", "network"])
+def test_without_a_connection_headers_serve_too(
+    hub: Hub,
+    base: Path,
+    tmp_path: Path,
+    offline: str,
+    unplug: Callable[[str], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What needs the base's headers alone runs, once any command has read them."""
+    tree = tmp_path / "tree"
+    words = ["hf-to-orbax", base, "--layout", "tunix", "--out", tree, "--quiet"]
+    assert run_cli(*words) == 0
+    assert run_cli("inspect", f"hf://{REPO}", "--json", "--tensors") == 0
+    online = json.loads(capsys.readouterr().out)
+    unplug(offline)
+    assert run_cli("inspect", f"hf://{REPO}", "--json", "--tensors") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["notes"].pop(0).endswith("out of reach, what the cache has of it is used")
+    assert report == online
+    words = ["orbax-to-hf", tree, "--base", REPO, "--quiet", "--out", tmp_path / "out"]
+    assert run_cli(*words, "--dry-run") == 0
+    assert run_cli(*words) == 0
+    assert_same_bits(read_hf(tmp_path / "out"), read_hf(base))
+    run = write_run(tmp_path / "run", factor_arrays(GEMMA3))
+    words = ["orbax-to-hf", run, "--base", REPO, "--alpha", ALPHA, "--out", tmp_path / "merged"]
+    assert run_cli(*words, "--quiet") == 1
+    why = {"environment": "it is not in the cache, and HF_HUB_OFFLINE", "network": "the Hub cannot"}
+    shard = rf"hf://{REPO}@\w+/model-0000\d-of-00003\.safetensors"
+    assert re.fullmatch(rf"error: {shard}: {why[offline]}.*\n", capsys.readouterr().err)
+    assert not list((tmp_path / "hf").rglob("*.safetensors"))
+
+
+def test_headers_that_are_none_are_not_kept(hub: Hub, base: Path) -> None:
+    """What a proxy answered once does not stay."""
+    hub.faults.append(Fault("GET", r"/resolve/.*00002-of", 206))
+    with pytest.raises(InputError, match=r"00002-of-00003\.safetensors"):
+        open_base(Path(REPO))
+    assert_same_bits(arrays(open_base(Path(REPO))), read_hf(base))
+
+
+def test_a_cache_that_cannot_keep_headers(hub: Hub, base: Path, tmp_path: Path) -> None:
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "assets").write_text("in the way")
+    assert_same_bits(arrays(open_base(Path(REPO))), read_hf(base))
 
 
 def test_a_local_directory_of_that_name_wins(
@@ -279,7 +375,7 @@ def test_a_header_longer_than_the_first_bytes(hub: Hub, tmp_path: Path) -> None:
     values = {f"model.layers.{i}.{'x' * 200}": np.full(1, i, np.float32) for i in range(1200)}
     hub.add("org/long", {"model.safetensors": save(values), "config.json": b"{}"})
     assert list(open_headers("hf://org/long")) == list(values)
-    assert len(hub.ranges) == 3  # config, first bytes, the rest of the header
+    assert len(hub.ranges) == 2  # first bytes, the rest of the header
 
 
 @pytest.mark.parametrize("length", [0, 5, 2**40, 10**7])

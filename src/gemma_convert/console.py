@@ -26,6 +26,7 @@ _CONTROL = re.compile(r"[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\
 _SECRET = ("--api-key", "--api-key-b")
 """Options whose values are nobody else's."""
 
+
 class ByteSize(click.ParamType[int]):
     """A size such as ``5GB``, ``200MB``, ``512MiB``."""
 

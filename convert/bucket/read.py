@@ -21,6 +21,7 @@ from gemma_convert.convert.readers.safetensors import CONFIG_NAME
 from gemma_convert.convert.readers.safetensors_tensor import SafetensorsTensor
 from gemma_convert.convert.readers.skeleton import (
     RemoteEntry,
+    is_beside_arrays,
     is_orbax_head,
     is_shard,
     make_skeleton,
@@ -101,7 +102,7 @@ def _open_orbax(
         for name in found:
             _check_name(name, path)
             (mirror / name).parent.mkdir(parents=True, exist_ok=True)
-            if is_orbax_head(name):
+            if is_beside_arrays(name):
                 info = found[name]
                 data = objects.read(path / name, 0, info.size, info.generation)
                 (mirror / name).write_bytes(data)

@@ -28,6 +28,7 @@ from gemma_convert.convert.readers.safetensors import CONFIG_NAME
 from gemma_convert.convert.readers.safetensors_index import find_index
 from gemma_convert.convert.readers.skeleton import (
     INDEX_SUFFIX,
+    is_beside_arrays,
     is_orbax_head,
     is_shard,
     is_small,
@@ -157,7 +158,7 @@ def _shards(directory: Path, there: Iterable[str]) -> list[str]:
 
 def _fetched_orbax(api: HfApi, path: HubPath, files: Files, step: int | None) -> Path:
     """The files that tell trees and steps first, then all of the one tree that is read."""
-    local = fetch(api, path, [name for name in files if is_orbax_head(name)], files)
+    local = fetch(api, path, [name for name in files if is_beside_arrays(name)], files)
     top = local / path.folder
     tree = find_tree(top, step).tree.relative_to(top).as_posix()
     inside = "" if tree == "." else f"{tree}/"

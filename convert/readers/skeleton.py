@@ -17,6 +17,7 @@ from gemma_convert.convert.errors import GemmaConvertError, InputError
 from gemma_convert.convert.readers.jsonfile import DOWNLOAD_AGAIN, JSON_LIMIT
 from gemma_convert.convert.readers.orbax_metadata import OCDBT_MANIFEST
 from gemma_convert.convert.readers.orbax_steps import COMMIT_FILE, STEP_FILE, TREE_FILE
+from gemma_convert.convert.readers.provenance import LEDGER_NAME
 from gemma_convert.convert.readers.safetensors_header import HEADER_LIMIT
 from gemma_convert.convert.readers.side_files import FOLDERS, REWRITTEN, travels
 
@@ -24,6 +25,9 @@ _FIRST_BYTES = 256 << 10
 """What is fetched of a shard at first: the headers of most are shorter."""
 
 INDEX_SUFFIX = ".safetensors.index.json"
+
+_BESIDE = frozenset({"adapter_config.json", LEDGER_NAME})
+"""MaxText's config of an adapter, and our ledger."""
 
 _ORBAX_HEADS = frozenset({TREE_FILE, STEP_FILE, COMMIT_FILE, OCDBT_MANIFEST})
 
@@ -60,6 +64,11 @@ def is_small(name: str) -> bool:
 def is_orbax_head(name: str) -> bool:
     """Whether a file tells what an Orbax checkpoint holds: its steps, items and trees."""
     return name.rpartition("/")[2] in _ORBAX_HEADS
+
+
+def is_beside_arrays(name: str) -> bool:
+    """Whether a file of an Orbax checkpoint is read beside its arrays."""
+    return is_orbax_head(name) or name.rpartition("/")[2] in _BESIDE
 
 
 def make_skeleton(

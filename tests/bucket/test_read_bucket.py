@@ -222,6 +222,17 @@ def test_paths(url: str) -> None:
     assert str(path) == url.rstrip("/")
 
 
+def test_what_lies_beside_an_orbax_checkpoint(bucket: Bucket, tmp_path: Path) -> None:
+    """MaxText's adapter_config.json and our ledger, as on a disk."""
+    run = write_run(tmp_path / "run", factor_arrays(GEMMA3))
+    (run / "adapter_config.json").write_text('{"r": 2, "lora_alpha": 6}')
+    (run / "conversion.json").write_text('{"merged": [{"factors_sha256": "ab"}]}')
+    local = open_checkpoint(run).metadata
+    assert local["merged"] == [{"factors_sha256": "ab"}]
+    assert local["beside"] == {"r": 2, "lora_alpha": 6}
+    assert open_checkpoint(Path(bucket.put_tree(run, "runs/lora"))).metadata == local
+
+
 def test_a_spooled_tensor_stays_open_while_others_take_its_place(tmp_path: Path) -> None:
     class Numbered:
         nbytes = 1

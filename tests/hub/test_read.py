@@ -333,6 +333,7 @@ def test_an_orbax_checkpoint(hub: Hub, tmp_path: Path, folder: str, step: int | 
     if step is None:
         run |= {name.replace("0/", "3/", 1): data for name, data in other.items()}
     run |= {"7.orbax-checkpoint-tmp/model_params/_METADATA": b"{}"}
+    run |= {"adapter_config.json": b'{"r": 2}'}
     prefix = f"{folder}/" if folder else ""
     files = {prefix + name: data for name, data in run.items()} | {"README.md": b"x"}
     hub.add(REPO, files)
@@ -340,8 +341,15 @@ def test_an_orbax_checkpoint(hub: Hub, tmp_path: Path, folder: str, step: int | 
     opened = open_checkpoint(url, step)
     assert_same_bits(arrays(opened), tunix_arrays(GEMMA3, seed=5 if step is None else 0))
     assert opened.source == f"hf://{REPO}@{hub.repos[REPO].head}" + (f"/{folder}" * bool(folder))
+    assert opened.metadata["beside"] == {"r": 2}
     chosen = f"{prefix}{3 if step is None else 0}/model_params/"
-    heads = ("_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt", "commit_success.txt")
+    heads = (
+        "_METADATA",
+        "_CHECKPOINT_METADATA",
+        "manifest.ocdbt",
+        "commit_success.txt",
+        "adapter_config.json",
+    )
     for path in hub.sent("GET", "/resolve/"):
         name = path.split("/resolve/")[1].split("/", 1)[1]
         assert name.startswith(chosen) or name.endswith(heads), name

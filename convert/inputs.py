@@ -79,7 +79,7 @@ class Inputs:
                 + (
                     f", and {self.source.source} holds LoRA factors alone" if self.own.pairs else ""
                 ),
-                "give the base's safetensors with --base",
+                "give the directory with the base's safetensors",
             )
         return bases, bases.donor, bases.donor.spelling
 

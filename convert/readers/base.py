@@ -8,7 +8,7 @@ from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.readers.directory import open_checkpoint
 from gemma_convert.convert.readers.jsonfile import read_object
-from gemma_convert.convert.readers.remote import open_remote, remote_path
+from gemma_convert.convert.readers.remote import open_remote
 from gemma_convert.convert.readers.safetensors import CONFIG_NAME
 from gemma_convert.convert.readers.side_files import WEIGHT_SUFFIXES, side_files
 
@@ -19,8 +19,8 @@ def open_base(path: Path) -> Checkpoint:
     Raises:
         InputError: Anything that cannot be read, a lone safetensors file, an Orbax checkpoint.
     """
-    if url := remote_path(path):
-        return open_remote(url, base=True)
+    if (remote := open_remote(path, base=True)) is not None:
+        return remote
     if (path / CONFIG_NAME).is_file() and not _holds_weights(path):
         return Checkpoint(
             tensors={},

@@ -10,7 +10,7 @@ from gemma_convert.convert.readers.jsonfile import LFS_POINTER, refuse_lfs_point
 from gemma_convert.convert.readers.orbax import open_orbax
 from gemma_convert.convert.readers.orbax_steps import TEMPORARY, is_orbax
 from gemma_convert.convert.readers.regular_file import open_regular
-from gemma_convert.convert.readers.remote import open_remote, remote_path
+from gemma_convert.convert.readers.remote import open_remote
 from gemma_convert.convert.readers.safetensors import open_safetensors
 from gemma_convert.convert.readers.side_files import WEIGHT_SUFFIXES
 
@@ -30,8 +30,8 @@ def open_checkpoint(path: str | Path, step: int | None = None) -> Checkpoint:
     Raises:
         InputError: Nothing there that can be read; the message says what to give instead.
     """
-    if url := remote_path(path):
-        return open_remote(url, step)
+    if (remote := open_remote(path, step)) is not None:
+        return remote
     path = Path(path)
     if not path.exists():
         raise InputError(f"{path} does not exist", "check the path; a Hub id is ORG/NAME")
@@ -67,8 +67,8 @@ def open_headers(path: str | Path, step: int | None = None) -> Checkpoint:
     Raises:
         InputError: See `open_checkpoint`.
     """
-    url = remote_path(path)
-    return open_remote(url, step, headers_only=True) if url else open_checkpoint(path, step)
+    remote = open_remote(path, step, headers_only=True)
+    return open_checkpoint(path, step) if remote is None else remote
 
 
 def _open_file(path: Path, step: int | None) -> Checkpoint:

@@ -324,6 +324,17 @@ def test_a_local_directory_of_that_name_wins(
     assert_same_bits(arrays(open_base(Path(f"hf://{REPO}"))), read_hf(base))
 
 
+def test_a_name_that_is_nowhere(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    """What looks like ORG/NAME may be a mistyped directory."""
+    assert run_cli("inspect", "runs/nothere") == 1
+    err = capsys.readouterr().err
+    assert err.startswith(
+        "error: there is no runs/nothere on this disk, and as hf://runs/nothere: "
+    )
+    assert run_cli("inspect", "hf://runs/nothere") == 1
+    assert capsys.readouterr().err.startswith("error: hf://runs/nothere: ")
+
+
 @pytest.mark.parametrize("folder", ["", "jax/flat"])
 @pytest.mark.parametrize("step", [None, 0])
 def test_an_orbax_checkpoint(hub: Hub, tmp_path: Path, folder: str, step: int | None) -> None:

@@ -137,7 +137,7 @@ def relayout(
     filled: list[str] = []
     refilled: list[str] = []
     dropped: dict[str, str] = {}
-    filler = dtype or next(iter(checkpoint.values())).dtype
+    filler = dtype or next((tensor.dtype for tensor in checkpoint.values()), _WIDE)
     for parameter in model.parameters():
         parts = [
             Part(checkpoint[name], at, name)

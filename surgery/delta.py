@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from math import prod
+from threading import Lock
 from typing import Any
 
 import einops
@@ -131,6 +132,7 @@ class Dora(Tensor):
         self.shape = weight.shape
         self.dtype = np.dtype(np.float32)
         self._ratio: Array | None = None
+        self._lock = Lock()
 
     @property
     def parents(self) -> tuple[Tensor, ...]:
@@ -139,20 +141,25 @@ class Dora(Tensor):
     @property
     def ratio(self) -> Array:
         """M / ||W + D||, by output."""
-        if self._ratio is None:
-            squares = np.zeros(self.shape[1 - self.inputs])
-            for box in blocks(self.delta):
-                total = self.weight.read(box).astype(np.float32) + self.delta.read(box)
-                start, stop = box[1 - self.inputs]
-                squares[start:stop] += np.square(total, dtype=np.float64).sum(self.inputs)
-            if not squares.all():
-                raise OutputError(
-                    f"the norm of output {int(np.argmin(squares))} is 0, DoRA divides by it",
-                    "is this the base that the adapter was trained on?",
-                )
-            magnitude = self.magnitude.numpy().astype(np.float64)
-            self._ratio = (magnitude / np.sqrt(squares)).astype(np.float32)
-        return self._ratio
+        with self._lock:
+            if self._ratio is None:
+                self._ratio = self._ratios()
+            return self._ratio
+
+    def _ratios(self) -> Array:
+        squares = np.zeros(self.shape[1 - self.inputs])
+        for box in blocks(self.delta):
+            total = self.weight.read(box).astype(np.float32) + self.delta.read(box)
+            start, stop = box[1 - self.inputs]
+            squares[start:stop] += np.square(total, dtype=np.float64).sum(self.inputs)
+        if not squares.all():
+            raise OutputError(
+                f"the norm of output {int(np.argmin(squares))} is 0, DoRA divides by it",
+                "is this the base that the adapter was trained on?",
+            )
+        magnitude = self.magnitude.numpy().astype(np.float64)
+        ratios: Array = (magnitude / np.sqrt(squares)).astype(np.float32)
+        return ratios
 
     def read(self, box: Box) -> Array:
         start, stop = box[1 - self.inputs]

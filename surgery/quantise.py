@@ -16,6 +16,7 @@ whole axis.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import ml_dtypes
@@ -123,18 +124,24 @@ class Scales(Tensor):
         spans = zip(weight.shape, sizes, strict=True)
         self._few = any(size == n > 1 for n, size in spans)
         self._last: tuple[Box, Array] | None = None
+        self._lock = Lock()
 
     @property
     def parents(self) -> tuple[Tensor, ...]:
         return (self.weight,)
 
     def read(self, box: Box) -> Array:
-        wanted = whole(self.shape) if self._few else box
+        if not self._few:
+            return self._kept(box)
+        with self._lock:  # all of the weight is read, which one thread does for the others
+            return self._kept(whole(self.shape))[slices(box)]
+
+    def _kept(self, box: Box) -> Array:
         last = self._last
-        if last is None or last[0] != wanted:
-            last = (wanted, self._compute(wanted))
+        if last is None or last[0] != box:
+            last = (box, self._compute(box))
             self._last = last
-        return last[1][slices(box)] if self._few else last[1]
+        return last[1]
 
     def _compute(self, box: Box) -> Array:
         wide = wide_of(self.dtype)

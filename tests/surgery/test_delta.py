@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ml_dtypes
@@ -12,9 +14,10 @@ from gemma_convert.convert.layouts import TUNIX
 from gemma_convert.convert.model import read_model
 from gemma_convert.convert.network import Parameter
 from gemma_convert.convert.registry import families
-from gemma_convert.convert.tensor import Array, ArrayTensor, blocks, slices, whole
+from gemma_convert.convert.tensor import Array, ArrayTensor, Box, Tensor, blocks, slices, whole
 from gemma_convert.surgery.adapters.adapter import Pair
-from gemma_convert.surgery.delta import LowRank, Merged, Survival
+from gemma_convert.surgery.delta import Dora, LowRank, Merged, Survival
+from gemma_convert.surgery.quantise import Scales
 from tests.checkpoints import BF16, CONFIGS, F32, RANK, factor_arrays
 from tests.lora_oracle import EINSUMS
 
@@ -171,3 +174,30 @@ def test_a_delta_that_vanishes_is_a_total_loss() -> None:
     tensor.numpy()
     assert tensor.survival.changed == 0
     assert tensor.survival.relative_error == 1
+
+
+class _Counted(ArrayTensor):
+    """A weight that counts how often it is read, each time long enough to be met by others."""
+
+    reads = 0
+
+    def read(self, box: Box) -> Array:
+        self.reads += 1
+        time.sleep(0.01)
+        return super().read(box)
+
+
+@pytest.mark.parametrize("kind", ["dora", "scales"])
+def test_what_needs_all_of_a_weight_reads_it_once_for_all_threads(kind: str) -> None:
+    values = np.random.default_rng(3).normal(size=(7, 5)).astype(np.float32)
+    weight = _Counted(values)
+    if kind == "dora":
+        one = ArrayTensor(np.ones(7, np.float32))
+        tensor: Tensor = Dora(weight, ArrayTensor(0 * values), one, 1)
+        box = ((0, 7), (0, 5))
+    else:
+        tensor, box = Scales(weight, "int8", [7, 1]), ((0, 1), (0, 5))
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(tensor.read, [box] * 8))
+    assert all(np.array_equal(array, found[0]) for array in found)
+    assert weight.reads == (1 + 8 if kind == "dora" else 1)  # the norms, then W itself

@@ -42,7 +42,8 @@ class HuggingFace:
 
     def require_runnable(self) -> None:
         """See `Source.require_runnable`."""
-        require_model(read_object(self.directory / CONFIG_NAME), adapted=self.adapter is not None)
+        path = self.directory / CONFIG_NAME
+        require_model(read_object(path), str(path), adapted=self.adapter is not None)
 
     def load(self) -> Loaded:
         """Load it.
@@ -127,11 +128,14 @@ class Loaded:
         return [first, *(layer.register_forward_hook(leaves) for layer in layers)]
 
 
-def require_model(config: Mapping[str, Any], *, adapted: bool = False) -> None:
+def require_model(
+    config: Mapping[str, Any], name: str = CONFIG_NAME, *, adapted: bool = False
+) -> None:
     """Refuse a config.json of which transformers makes no model; none of its weights are made.
 
     Args:
         config: As parsed.
+        name: What it is, for messages.
         adapted: Whether PEFT is needed too.
 
     Raises:
@@ -149,7 +153,7 @@ def require_model(config: Mapping[str, Any], *, adapted: bool = False) -> None:
             make(CONFIG_MAPPING[config["model_type"]].from_dict(dict(config)), **_EAGER)
     except Exception as error:
         raise ConfigError(
-            f"config.json: transformers makes no model of it: {type(error).__name__}: {error}",
+            f"{name}: transformers makes no model of it: {type(error).__name__}: {error}",
             "compare with another engine",
         ) from error
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gemma_convert.convert.validation import report
 from gemma_convert.convert.validation.report import html, write_report
 from gemma_convert.convert.validation.result import Finding, Result
 from gemma_convert.convert.validation.svg import heat_map, line_chart
@@ -177,3 +178,18 @@ def test_a_path_that_is_no_text_can_be_reported(tmp_path: Path) -> None:
     result = Result("diff", "caf\udce9 against x", (), ())
     write_report(tmp_path / "r.html", [result], ["gemma-convert", "caf\udce9"])
     assert r"caf\udce9" in (tmp_path / "r.html").read_text()
+
+
+def test_what_was_found_is_told_where_the_report_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device", "r.html")
+
+    monkeypatch.setattr(report, "write_report", full)
+    base = write_base(tmp_path / "base", GEMMA3, base_arrays(GEMMA3, "model."))
+    assert run_cli("validate", "roundtrip", base, "--report", tmp_path / "r.html") == 1
+    told = capsys.readouterr()
+    assert "PASSED" in told.out
+    assert "report:" not in told.out
+    assert "No space left on device" in told.err

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,13 +66,14 @@ class HuggingFace:
         if self.low_memory:
             placed = _layers_on_disk(self.directory)
             undo.callback(shutil.rmtree, placed["offload_folder"], ignore_errors=True)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            self.directory,
-            dtype=getattr(torch, self.about.dtype),
-            output_loading_info=True,
-            **_EAGER,
-            **placed,
-        )
+        with _silent():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                self.directory,
+                dtype=getattr(torch, self.about.dtype),
+                output_loading_info=True,
+                **_EAGER,
+                **placed,
+            )
         model, report = loaded
         wrong = {problem: sorted(map(str, names)) for problem, names in report.items() if names}
         if wrong:
@@ -126,6 +127,23 @@ class Loaded:
 
         first = layers[0].register_forward_pre_hook(enters, with_kwargs=True)
         return [first, *(layer.register_forward_hook(leaves) for layer in layers)]
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Without bars and warnings of transformers; what it finds wrong is an error here."""
+    import transformers
+
+    logging: Any = transformers.utils.logging
+    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bar:
+            logging.enable_progress_bar()
 
 
 def require_model(

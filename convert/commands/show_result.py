@@ -26,16 +26,16 @@ def finish(
         report: Where to write an HTML report, if anywhere.
         fails: Whether a finding makes the command fail.
     """
-    if report is not None:
-        from gemma_convert.convert.validation.report import write_report
-
-        write_report(report, results, command_line())
     if as_json:
         print_json([r.json() for r in results] if len(results) > 1 else results[0].json())
     elif not quiet:
         for result in results:
             _show(result)
-        if report is not None:
+    if report is not None:  # last: what was found out is told, whether or not it can be written
+        from gemma_convert.convert.validation.report import write_report
+
+        write_report(report, results, command_line())
+        if not (as_json or quiet):
             click.echo(f"report: {report}")
     if fails and not all(result.passed for result in results):
         for result in results if quiet and not as_json else ():

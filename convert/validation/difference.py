@@ -120,7 +120,8 @@ def _boxes(tensor: Tensor) -> Iterator[Box]:
 
 
 def _of_block(x: Array, y: Array) -> Difference:
-    a, b = _finite(x), _finite(y)
+    raw = y.astype(np.float64)
+    a, b = _finite(x.astype(np.float64)), _finite(raw)
     exponent = _exponent(a, b)
     scaled_a, scaled_b = (np.ldexp(v, -exponent) if exponent else v for v in (a, b))
     sums: dict[str, Any] = {
@@ -128,7 +129,7 @@ def _of_block(x: Array, y: Array) -> Difference:
         "a2": float(np.vdot(scaled_a, scaled_a)),
         "b2": float(np.vdot(scaled_b, scaled_b)),
         "ab": float(np.vdot(scaled_a, scaled_b)),
-        "b_range": _range(y.astype(np.float64)),
+        "b_range": _range(raw),
         "exponent": exponent,
     }
     if x.dtype == y.dtype and x.tobytes() == y.tobytes():
@@ -153,7 +154,7 @@ def _of_block(x: Array, y: Array) -> Difference:
 
 def _exponent(a: Array, b: Array) -> int:
     """By which power of two to divide, so that float64 holds squares; 0 unless it must be."""
-    most = max(float(np.abs(values).max()) for values in (a, b))
+    most = max(abs(end) for values in (a, b) for end in _range(values))
     return int(np.frexp(most)[1]) if most and not _LEAST < most < _MOST else 0
 
 
@@ -173,12 +174,10 @@ def _exact_difference(x: Array, y: Array) -> Array:
     return np.asarray(size.astype(np.float64) - other.astype(np.float64))
 
 
-def _finite(values: Array) -> Array:
-    """In float64, what is not finite as zero."""
-    wide = values.astype(np.float64)
-    if not np.isfinite(wide).all():
-        wide[~np.isfinite(wide)] = 0.0
-    return wide
+def _finite(wide: Array) -> Array:
+    """What is not finite as zero."""
+    finite = np.isfinite(wide)
+    return wide if finite.all() else np.where(finite, wide, 0.0)
 
 
 def _joined(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:

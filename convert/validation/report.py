@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
+from math import inf, isnan
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ MOST_ROWS = 40
 """Rows of a table of tensors."""
 
 MOST_FINDINGS = 200
+
+_NORM = "relative_frobenius"
 
 _SHORT = 40
 """Characters of a cell that is not broken into lines."""
@@ -88,15 +91,17 @@ def _findings(result: Result) -> list[str]:
 def _diff(data: Mapping[str, Any]) -> list[str]:
     tensors = data["tensors"]
     parts = ["<h3>Relative difference by layer and module</h3>"]
-    parts.append(_by_place(tensors, "relative_frobenius", "relative Frobenius norm"))
+    # a norm leaves out what is not finite, which is worse than any difference
+    worst = [{**row, _NORM: inf} if row["not_finite"] else row for row in tensors]
+    parts.append(_by_place(worst, _NORM, "relative Frobenius norm"))
     if data["config"]:
         rows = [(key, _shown(a), _shown(b)) for key, (a, b) in data["config"].items()]
         parts += ["<h3>config.json</h3>", _table(("key", "A", "B"), rows)]
-    modules = ("group", "tensors", "unequal", "max_abs", "relative_frobenius", "cosine")
+    modules = ("group", "tensors", "unequal", "not_finite", "max_abs", _NORM, "cosine")
     parts += ["<h3>By module</h3>", _columns(modules, data["modules"])]
     different = [row for row in tensors if row["status"] != "same"][:MOST_ROWS]
     if different:
-        columns = ("name", "status", "max_abs", "relative_frobenius", "cosine", "looks_like")
+        columns = ("name", "status", "not_finite", "max_abs", _NORM, "cosine", "looks_like")
         parts += ["<h3>What differs most</h3>", _columns(columns, different)]
     return parts
 
@@ -205,8 +210,13 @@ def _by_place(rows: Sequence[Mapping[str, Any]], key: str, label: str) -> str:
         module, layer = place(row["name"])
         if layer is not None and key in row:
             old, new = values.get((module, layer)), row[key]
-            values[module, layer] = new if old is None or new is None else max(old, new)
+            values[module, layer] = new if old is None or new is None else _larger(old, new)
     return _picture(heat_map(values, f"{label} by layer and module")) if values else ""
+
+
+def _larger(one: float, other: float) -> float:
+    """The larger of two, NaN before all."""
+    return one if isnan(one) or one > other else other
 
 
 def _picture(svg: str) -> str:

@@ -87,6 +87,11 @@ def validate_roundtrip(
         GemmaConvertError: If config and tensors do not fit together.
     """
     weights, pairs = split_factors(source)
+    if not weights or "adapter_config" in source.metadata:
+        raise InputError(
+            f"{source.source}: LoRA factors alone, no weights that could go through a layout",
+            "give the base, or a checkpoint that they are merged into",
+        )
     weights, spelling = recognise(weights)
     own = spelling.layout
     notes: tuple[str, ...] = (f"{len(pairs)} LoRA pairs are left out",) if pairs else ()
@@ -96,7 +101,7 @@ def validate_roundtrip(
             f"{len(quantised)} quantised weights, such as {quantised[0]}, go as the numbers that "
             "they stand for",
         )
-    chosen = [LAYOUTS[name] for name in via] if via else _others(own)
+    chosen = [LAYOUTS[name] for name in dict.fromkeys(via)] if via else _others(own)
     if own in chosen:
         others = ", ".join(layout.name for layout in _others(own))
         raise InputError(

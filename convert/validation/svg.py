@@ -50,7 +50,13 @@ def heat_map(values: Mapping[tuple[str, int], float | None], title: str) -> str:
         if column % step == 0:
             x = _LABEL + _CELL * column + _CELL / 2
             parts.append(_text(x, _CELL - 5, str(layer), "middle"))
-    scale = f"layer; white is 0, lightest {low:.2g}, darkest {high:.2g}" if known else "all 0"
+    scale = (
+        f"layer; white is 0, lightest {low:.2g}, darkest {high:.2g}"
+        if known
+        else "layer; white is 0"
+    )
+    if any(v is not None and not isfinite(v) for v in values.values()):
+        scale += ", red not finite"
     parts.append(_text(_LABEL, height - 4, scale, "start"))
     return "".join([*parts, "</svg>"])
 

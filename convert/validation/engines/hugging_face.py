@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,8 @@ class HuggingFace:
 
     def require_runnable(self) -> None:
         """See `Source.require_runnable`."""
-        require_model(read_object(self.directory / CONFIG_NAME), adapted=self.adapter is not None)
+        path = self.directory / CONFIG_NAME
+        require_model(read_object(path), str(path), adapted=self.adapter is not None)
 
     def load(self) -> Loaded:
         """Load it.
@@ -65,13 +66,14 @@ class HuggingFace:
         if self.low_memory:
             placed = _layers_on_disk(self.directory)
             undo.callback(shutil.rmtree, placed["offload_folder"], ignore_errors=True)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            self.directory,
-            dtype=getattr(torch, self.about.dtype),
-            output_loading_info=True,
-            **_EAGER,
-            **placed,
-        )
+        with _silent():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                self.directory,
+                dtype=getattr(torch, self.about.dtype),
+                output_loading_info=True,
+                **_EAGER,
+                **placed,
+            )
         model, report = loaded
         wrong = {problem: sorted(map(str, names)) for problem, names in report.items() if names}
         if wrong:
@@ -127,11 +129,31 @@ class Loaded:
         return [first, *(layer.register_forward_hook(leaves) for layer in layers)]
 
 
-def require_model(config: Mapping[str, Any], *, adapted: bool = False) -> None:
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Without bars and warnings of transformers; what it finds wrong is an error here."""
+    import transformers
+
+    logging: Any = transformers.utils.logging
+    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bar:
+            logging.enable_progress_bar()
+
+
+def require_model(
+    config: Mapping[str, Any], name: str = CONFIG_NAME, *, adapted: bool = False
+) -> None:
     """Refuse a config.json of which transformers makes no model; none of its weights are made.
 
     Args:
         config: As parsed.
+        name: What it is, for messages.
         adapted: Whether PEFT is needed too.
 
     Raises:
@@ -149,7 +171,7 @@ def require_model(config: Mapping[str, Any], *, adapted: bool = False) -> None:
             make(CONFIG_MAPPING[config["model_type"]].from_dict(dict(config)), **_EAGER)
     except Exception as error:
         raise ConfigError(
-            f"config.json: transformers makes no model of it: {type(error).__name__}: {error}",
+            f"{name}: transformers makes no model of it: {type(error).__name__}: {error}",
             "compare with another engine",
         ) from error
 

@@ -65,14 +65,18 @@ def connect(address: str, api_key: str | None, dtype: str) -> Server:
     Raises:
         InputError: If nothing answers there, or not as OpenAI's API does.
     """
-    address = address.rstrip("/")
     try:
-        path = urlsplit(address).path
-    except ValueError as error:
+        parts = urlsplit(address)
+        plain = parts.hostname and not (parts.query or parts.fragment or parts.username)
+    except ValueError:
+        plain = False
+    if not plain:
         raise InputError(
-            f"{address}: {error}", "give one such as http://127.0.0.1:8000/v1"
-        ) from error
-    if not path:
+            f"{address}: expected scheme, host, port and path alone",
+            "give an address such as http://127.0.0.1:8000/v1, and a key as --api-key",
+        )
+    address = address.rstrip("/")
+    if not parts.path.strip("/"):
         address += "/v1"
     model, limit = served_model(call(f"{address}/models", None, api_key), address)
     # one token is generated behind the prompt

@@ -161,6 +161,7 @@ def test_modules_and_layers_are_added_up() -> None:
         ("layers.0.attn.kv_einsum.w", ("attn.kv_einsum", 0)),
         ("transformer/layer_7/mlp/gating_einsum", ("mlp.gating_einsum", 7)),
         ("model.embed_tokens.weight", ("model.embed_tokens", None)),
+        ("layers.9" + "0" * 5000 + ".w", ("layers.9" + "0" * 5000, None)),
     ],
 )
 def test_places(name: str, expected: tuple[str, int | None]) -> None:

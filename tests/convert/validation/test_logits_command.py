@@ -146,3 +146,12 @@ def test_ids_that_a_model_does_not_know_are_refused(deep: Path, tmp_path: Path) 
     assert str(caught.value).startswith(
         f"prompt 'far': token id 512, and {deep} has 509 tokens; the tokenizer, or the ids"
     )
+
+
+def test_quiet_is_quiet(deep: Path, few: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Bars and warnings of transformers too."""
+    check = ["validate", "logits", deep, deep, "--prompts", few]
+    assert run_cli(*check, "--low-memory", "--quiet") == 0
+    assert capfd.readouterr() == ("", "")
+    assert run_cli(*check) == 0
+    assert "Loading" not in capfd.readouterr().err

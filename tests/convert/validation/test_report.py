@@ -7,8 +7,11 @@ import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from gemma_convert.convert.validation import report
+from gemma_convert.convert.validation.diff import diff
 from gemma_convert.convert.validation.report import html, write_report
 from gemma_convert.convert.validation.result import Finding, Result
 from gemma_convert.convert.validation.svg import heat_map, line_chart
@@ -17,6 +20,7 @@ from tests.checkpoints import (
     GEMMA3,
     base_arrays,
     factor_arrays,
+    memory,
     run_cli,
     write_base,
     write_run,
@@ -177,3 +181,42 @@ def test_a_path_that_is_no_text_can_be_reported(tmp_path: Path) -> None:
     result = Result("diff", "caf\udce9 against x", (), ())
     write_report(tmp_path / "r.html", [result], ["gemma-convert", "caf\udce9"])
     assert r"caf\udce9" in (tmp_path / "r.html").read_text()
+
+
+def test_what_was_found_is_told_where_the_report_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device", "r.html")
+
+    monkeypatch.setattr(report, "write_report", full)
+    base = write_base(tmp_path / "base", GEMMA3, base_arrays(GEMMA3, "model."))
+    assert run_cli("validate", "roundtrip", base, "--report", tmp_path / "r.html") == 1
+    told = capsys.readouterr()
+    assert "PASSED" in told.out
+    assert "report:" not in told.out
+    assert "No space left on device" in told.err
+
+
+def test_a_tensor_that_is_not_finite_stands_out() -> None:
+    """Its norms leave those values out: it would be white, as if nothing had changed."""
+    name = "model.layers.1.self_attn.q_proj.weight"
+    right = base_arrays(GEMMA3, "model.")
+    wrong = {**right, name: np.full_like(right[name], np.nan)}
+    page = html([diff(memory(right), memory(wrong))], [])
+    assert (
+        '#be123c" stroke="#d4d4d8" stroke-width="0.5"><title>self_attn.q_proj, layer 1: inf' in page
+    )
+    assert "layer; white is 0, red not finite" in page
+    assert page.count("not_finite") == 2
+    assert "layer; white is 0<" in html([diff(memory(right), memory(right))], [])
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_several_in_one_place_the_worst_is_shown(order: int) -> None:
+    rows = [
+        {"name": f"layers.0.x.{leaf}", "e": e} for leaf, e in (("w", 1.0), ("weight", float("nan")))
+    ]
+    names = [row["name"] for row in rows][::order]
+    shown = [{**row, "name": name} for row, name in zip(rows, names, strict=True)]
+    assert "x, layer 0: nan" in report._by_place(shown, "e", "x")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.job import Job
 from gemma_convert.convert.jobs import convert
@@ -208,3 +209,30 @@ def test_what_a_conversion_says_of_its_output_is_not_said(
     tunix = arrays(convert(memory(live, config=shared), LAYOUTS["tunix"]).plan.target)
     base = memory({}, config=shared, source="base")
     assert validate_roundtrip(memory(tunix), ["hf"], base=base, computed_dtype=computed).notes == ()
+
+
+def test_a_layout_named_twice_is_gone_through_once() -> None:
+    source = memory(base_arrays(GEMMA3, "model."), config=GEMMA3)
+    result = validate_roundtrip(source, ["tunix", "deepmind", "tunix"])
+    assert result.data["via"] == ["tunix", "deepmind"]
+    assert len(result.data["tensors"]) == 2 * len(source)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        memory(factor_arrays(GEMMA3), source="run"),
+        memory(
+            {"x.lora_A.weight": np.ones((1, 2), BF16)},
+            source="run",
+            metadata={"adapter_config": {}},
+        ),
+    ],
+)
+def test_factors_alone_have_no_way_through_a_layout(run: Checkpoint) -> None:
+    with pytest.raises(InputError) as caught:
+        validate_roundtrip(run)
+    assert str(caught.value) == (
+        "run: LoRA factors alone, no weights that could go through a layout; give the base, or a "
+        "checkpoint that they are merged into"
+    )

@@ -131,10 +131,15 @@ def test_what_speaks_no_http() -> None:
         thread.join()
 
 
-@pytest.mark.parametrize("address", ["http://[::1", "http://user:pass@127.0.0.1", "http://a:b"])
+@pytest.mark.parametrize(
+    "address",
+    ["http://[::1", "http://user:pass@127.0.0.1", "http://", "http://a/v1?key=x", "http://a#b"],
+)
 def test_what_is_no_address(address: str) -> None:
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match="expected scheme, host, port and path alone; give an"):
         connect(address, None, "float32")
+    with pytest.raises(InputError, match="is the server running there"):
+        connect("http://127.0.0.1:port", None, "float32")
 
 
 def test_nothing_a_server_sends_is_a_bug_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,9 @@ _REFUSED = {
 _MOVED_BASES = ("pissa", "olora", "corda", "lora_ga", "loftq")
 """Values of ``init_lora_weights`` under which PEFT changed the base before training."""
 
+_OWN_STARTS = ("gaussian", "eva", "orthogonal", "mica")
+"""Those that began with other factors, and left the base as it was."""
+
 
 @dataclass(frozen=True)
 class PeftConfig:
@@ -172,24 +175,30 @@ def read_peft_config(values: Mapping[str, Any], source: str) -> PeftConfig:
         alpha=checked.number("lora_alpha", 8),
         ranks={key: int(value) for key, value in checked.numbers("rank_pattern").items()},
         alphas=checked.numbers("alpha_pattern"),
-        rank_stabilised=bool(values.get("use_rslora")),
-        dora=bool(values.get("use_dora")),
+        rank_stabilised=checked.flag("use_rslora"),
+        dora=checked.flag("use_dora"),
         copied=checked.words("modules_to_save"),
         parameters=checked.words("target_parameters"),
-        ties_head=bool(values.get("ensure_weight_tying")),
+        ties_head=checked.flag("ensure_weight_tying"),
         version=version,
         rules=rules_of(version, values),
     )
 
 
 def _refuse_moved_base(initialised: Any, source: str) -> None:
-    if isinstance(initialised, str) and initialised.lower().startswith(_MOVED_BASES):
+    if not isinstance(initialised, str) or initialised.lower() in _OWN_STARTS:
+        return
+    where = f"{source}: adapter_config.json: init_lora_weights = {initialised!r}"
+    if initialised.lower().startswith(_MOVED_BASES):
         raise AdapterError(
-            f"{source}: adapter_config.json: init_lora_weights = {initialised!r}: PEFT changed the "
-            "base before it trained the adapter, which fits no other",
+            f"{where}: PEFT changed the base before it trained the adapter, which fits no other",
             "save it with save_pretrained(path_initial_model_for_weight_conversion=...), which "
             "turns it into plain LoRA",
         )
+    raise AdapterError(
+        f"{where}: a start that is not known here and may have changed the base",
+        "set it to true if the base was left as it is, or merge it with PEFT itself",
+    )
 
 
 def _version(text: Any) -> tuple[int, int] | None:
@@ -215,6 +224,12 @@ class _Values:
         for pattern in value:
             check_pattern(pattern, f"{self.source}: adapter_config.json: {key}")
         return {pattern: self._number(key, number) for pattern, number in value.items()}
+
+    def flag(self, key: str) -> bool:
+        value = self.values.get(key)
+        if value not in (None, True, False):
+            raise self._wrong(key, value, "true or false")
+        return bool(value)
 
     def words(self, key: str) -> tuple[str, ...]:
         value = self.values.get(key) or []

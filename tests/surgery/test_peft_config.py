@@ -210,7 +210,15 @@ def test_adapters_of_a_moved_base_are_refused(how: str) -> None:
         config(init_lora_weights=how)
 
 
-@pytest.mark.parametrize("how", [True, False, "gaussian", "eva", "orthogonal", "mica"])
+def test_an_unknown_start_is_refused() -> None:
+    """It may have moved the base, as half of those that are known do."""
+    with pytest.raises(AdapterError, match="init_lora_weights = 'loralpha': a start that is not"):
+        config(init_lora_weights="loralpha")
+
+
+@pytest.mark.parametrize(
+    "how", [None, True, False, "Gaussian", "gaussian", "eva", "orthogonal", "mica"]
+)
 def test_other_initialisations_do_not_matter(how: Any) -> None:
     assert config(init_lora_weights=how).scale(MODULE, 8) == 2.0
 
@@ -233,6 +241,9 @@ def test_other_methods_are_refused() -> None:
         ("alpha_pattern", {"(": 3}),
         ("modules_to_save", "lm_head"),
         ("target_parameters", [1]),
+        ("use_rslora", "false"),
+        ("use_dora", "no"),
+        ("ensure_weight_tying", [True]),
     ],
 )
 def test_values_of_another_kind_are_refused(key: str, value: Any) -> None:

@@ -12,7 +12,12 @@ from gemma_convert.convert.readers.provenance import same_as
 from gemma_convert.convert.tensor import Tensor
 from gemma_convert.surgery.adapters.adapter import Adapter, Pair
 from gemma_convert.surgery.adapters.forms import PEFT, PEFT_PARAMETER, PEFT_UNTIL_018, Form
-from gemma_convert.surgery.adapters.peft_config import PeftConfig, read_peft_config, settled
+from gemma_convert.surgery.adapters.peft_config import (
+    PeftConfig,
+    read_peft_config,
+    settled,
+    sorted_note,
+)
 from gemma_convert.surgery.adapters.peft_keys import FACTORS, Key, read_key, weight_name
 from gemma_convert.surgery.trained_on import from_metadata
 
@@ -46,7 +51,8 @@ def read_peft(checkpoint: Checkpoint) -> Adapter:
     """
     config = read_peft_config(checkpoint.metadata["adapter_config"], checkpoint.source)
     found = _sort(checkpoint, config)
-    config = settled(config, _ranks(found))
+    ranks = _ranks(found)
+    config = settled(config, ranks)
     pairs = {
         name: _pair(config, found.modules[name], name, sides)
         for name, sides in found.factors.items()
@@ -61,6 +67,7 @@ def read_peft(checkpoint: Checkpoint) -> Adapter:
         saved=found.saved,
         copies=frozenset(found.copies),
         ties_head=config.ties_head,
+        notes=sorted_note(config, ranks),
         unused=tuple(found.unused),
         same_as=same_as(checkpoint.metadata),
         trained_on=from_metadata(checkpoint.metadata),
@@ -179,7 +186,7 @@ def _pair(config: PeftConfig, module: str, name: str, sides: Mapping[str, Tensor
                 "missing, the others are there",
                 "the adapter is incomplete: download it again",
             )
-    a, b, rank = sides["a"], sides["b"], config.rank_of(module)
+    a, b, ranks = sides["a"], sides["b"], config.ranks_of(module)
     if len(a.shape) > 2 and len(b.shape) > 2:
         raise AdapterError(
             f"{config.source}: {module}: A {list(a.shape)} and B {list(b.shape)} are factors of a "
@@ -193,6 +200,7 @@ def _pair(config: PeftConfig, module: str, name: str, sides: Mapping[str, Tensor
             "they belong to different runs",
         )
     stacked = _is_stack(name)
+    rank = a.shape[0] if a.shape[0] in ranks and not stacked else ranks[0]
     experts = a.shape[0] // rank if stacked else 1
     if not experts or experts * rank != a.shape[0]:
         raise AdapterError(

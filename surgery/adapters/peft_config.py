@@ -15,7 +15,7 @@ from typing import Any
 
 from gemma_convert.convert.errors import AdapterError
 from gemma_convert.surgery.adapters.pattern_rules import PatternRule, rules_of
-from gemma_convert.surgery.adapters.patterns import check_pattern, first_match
+from gemma_convert.surgery.adapters.patterns import check_pattern, matches
 
 _NO_MATHS = frozenset(
     {
@@ -89,26 +89,34 @@ class PeftConfig:
     version: tuple[int, int] | None
     rules: tuple[PatternRule, ...]
 
-    def rank_of(self, module: str) -> int:
-        """The rank of ``module``, a path as PEFT sees it."""
-        return self.ranks.get(self._key(self.ranks, module), self.rank)
+    def ranks_of(self, module: str) -> list[int]:
+        """The rank of ``module``, a path as PEFT sees it, by each key of its pattern that fits.
 
-    def alpha_of(self, module: str) -> float:
-        """The alpha of ``module``."""
-        return self.alphas.get(self._key(self.alphas, module), self.alpha)
+        The first is what PEFT takes when it loads the file; it sorts the keys when it saves, so in
+        training it may have been another.
+        """
+        return [self.ranks.get(key, self.rank) for key in self._keys(self.ranks, module)]
+
+    def alphas_of(self, module: str, rank: int) -> list[float]:
+        """The alpha of ``module``, whose factors have ``rank``, by each key that fits."""
+        keys = self._keys(self.alphas, module)
+        if self.rules[-1].shared:
+            keys = [key for key in keys if self.ranks.get(key, self.rank) == rank] or keys
+        return [self.alphas.get(key, self.alpha) for key in keys]
 
     def scale(self, module: str, rank: int) -> float:
         """What A.B is multiplied by in ``module``, whose factors have ``rank``."""
-        alpha = self.alpha_of(module)
+        alpha = self.alphas_of(module, rank)[0]
         return alpha / (sqrt(rank) if self.rank_stabilised else rank)
 
-    def _key(self, patterns: Mapping[str, float], module: str) -> str:
-        """The key of ``patterns`` that ``module`` goes by; itself where none fits."""
+    def _keys(self, patterns: Mapping[str, float], module: str) -> list[str]:
+        """The keys of ``patterns`` that ``module`` may go by; itself where none fits."""
         rule = self.rules[-1]
-        keys = (*self.ranks, *self.alphas) if rule.shared else patterns
         # of a target parameter PEFT matches the whole name
-        matched = f"{module}.weight" if self.targets_weight(module) else module
-        return first_match(keys, rule, matched, self.source)
+        path = f"{module}.weight" if self.targets_weight(module) else module
+        ordered = (self.ranks, self.alphas) if rule.shared else (patterns,)
+        found = (matches(keys, rule, path, self.source) for keys in ordered)
+        return next(filter(None, found), [path])
 
     def targets_weight(self, module: str) -> bool:
         """Whether the weight of ``module`` is a target parameter."""
@@ -126,10 +134,10 @@ def settled(config: PeftConfig, ranks: Mapping[str, int]) -> PeftConfig:
         AdapterError: If the ranks leave several, and these give a module different alphas.
     """
     known = [replace(config, rules=(rule,)) for rule in config.rules]
-    fits = [one for one in known if all(one.rank_of(m) == rank for m, rank in ranks.items())]
-    for module in ranks if len(fits) > 1 else ():
+    fits = [one for one in known if all(rank in one.ranks_of(m) for m, rank in ranks.items())]
+    for module, rank in ranks.items() if len(fits) > 1 else ():
         for older, newer in pairwise(fits):
-            before, since = older.alpha_of(module), newer.alpha_of(module)
+            before, since = (one.alphas_of(module, rank)[0] for one in (older, newer))
             if before != since:
                 version = ".".join(map(str, newer.rules[0].since))
                 raise AdapterError(
@@ -139,6 +147,22 @@ def settled(config: PeftConfig, ranks: Mapping[str, int]) -> PeftConfig:
                     'write that into it, such as "peft_version": "0.13.2"',
                 )
     return fits[-1] if fits else known[-1]
+
+
+def sorted_note(config: PeftConfig, ranks: Mapping[str, int]) -> tuple[str, ...]:
+    """What a user should know where several keys fit a module and say different alphas."""
+    alphas = {module: config.alphas_of(module, rank) for module, rank in ranks.items()}
+    several = [module for module in alphas if len(set(alphas[module])) > 1]
+    if not several:
+        return ()
+    said = alphas[several[0]]
+    more = f" (and so for {len(several) - 1} more)" if len(several) > 1 else ""
+    return (
+        f"{config.source}: {several[0]}: alpha_pattern says alpha "
+        f"{' and '.join(f'{alpha:g}' for alpha in dict.fromkeys(said))}{more}: PEFT sorts its keys "
+        f"when it saves and takes the first when it loads, {said[0]:g}, as is done here; training "
+        "may have used another",
+    )
 
 
 def read_peft_config(values: Mapping[str, Any], source: str) -> PeftConfig:

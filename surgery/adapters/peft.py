@@ -24,6 +24,9 @@ from gemma_convert.surgery.trained_on import from_metadata
 _PARAMETERS = ("gate_up_proj", "down_proj")
 """Gemma 4's expert parameters, in the order of their module: PEFT wraps the first one innermost."""
 
+_SCALED = 0, 18
+"""The version of PEFT that first multiplied an embedding's delta by the embedding's own factor."""
+
 _STACKED = 0, 19
 """The version of PEFT that first asked which axis of a stack of experts is the input."""
 
@@ -109,7 +112,8 @@ def _sort(checkpoint: Checkpoint, config: PeftConfig) -> _Found:
                 found.copies.add(name)
             continue
         module, name = _weight(key, config)
-        _require_row(text, name, config)
+        if "lora_embedding_" in text:
+            _require_known_embedding(text, name, config)
         sides = found.factors.setdefault(name, {})
         sides[_once(sides, key.factor, text, config.source)] = tensor
         found.modules[name] = module
@@ -132,12 +136,20 @@ def _require_no_factor(key: Key, text: str, config: PeftConfig) -> None:
         )
 
 
-def _require_row(text: str, name: str, config: PeftConfig) -> None:
-    """Refuse factors of an embedding of a tower: whose axes are inputs, only rows here tell."""
-    if "lora_embedding_" in text and not name.startswith("embed_tokens"):
+def _require_known_embedding(text: str, name: str, config: PeftConfig) -> None:
+    """Refuse factors of an embedding whose axes, or whose scale in training, are not known."""
+    if not name.startswith("embed_tokens"):
         raise AdapterError(
             f"{config.source}: {text}: factors of an embedding outside the text model",
             "merge it with PEFT itself",
+        )
+    if config.version is None or config.version < _SCALED:
+        raise AdapterError(
+            f"{config.source}: {text}: PEFT before 0.18 did not multiply what it added to an "
+            "embedding by the root of the width, as Gemma's embedding is, and adapter_config.json "
+            "names no later version",
+            'if a later one trained it, or Gemma 1 or 2 in transformers 4, write "peft_version": '
+            '"0.18.0" into it; else divide lora_embedding_B by that root first',
         )
 
 

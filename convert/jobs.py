@@ -93,7 +93,9 @@ def convert(
     target = fit_vocabulary(target, dims, spelling, inputs.embedding())
     target = merge(target, merged, dims, spelling)
     config, rope_notes = with_rope_type(around.config, dims.family.defaults)
-    notes = (*target.notes, *around.notes, *rope_notes, *computed_note(target, found.layout, to))
+    told = (note for adapter in merged for note in adapter.notes)
+    computed = computed_note(target, found.layout, to)
+    notes = (*target.notes, *told, *around.notes, *rope_notes, *computed)
     if to is HF and dtype is None and computed_dtype is None:
         notes += mixed_note(target)
     target = target.replace(

@@ -46,8 +46,8 @@ def check_pattern(pattern: str, where: str) -> None:
         ) from error
 
 
-def first_match(patterns: Iterable[str], rule: PatternRule, module: str, source: str) -> str:
-    """The first pattern that fits ``module``.
+def matches(patterns: Iterable[str], rule: PatternRule, module: str, source: str) -> list[str]:
+    """The patterns that fit ``module``, in their order.
 
     Args:
         patterns: Checked ones.
@@ -55,21 +55,19 @@ def first_match(patterns: Iterable[str], rule: PatternRule, module: str, source:
         module: Path of a module.
         source: The adapter, for messages.
 
-    Returns:
-        The pattern, or ``module`` itself where none fits.
-
     Raises:
         AdapterError: If it takes too long to tell.
     """
     import regex
 
+    found = []
     for pattern in patterns:
         try:
             if regex.match(rule.of(pattern), module, timeout=_SECONDS):  # compiled ones are kept
-                return pattern
+                found.append(pattern)
         except TimeoutError as error:
             raise AdapterError(
                 f"{source}: adapter_config.json: the pattern {pattern!r} takes too long to match",
                 _REMEDY,
             ) from error
-    return module
+    return found

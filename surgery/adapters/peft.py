@@ -12,12 +12,20 @@ from gemma_convert.convert.readers.provenance import same_as
 from gemma_convert.convert.tensor import Tensor
 from gemma_convert.surgery.adapters.adapter import Adapter, Pair
 from gemma_convert.surgery.adapters.forms import PEFT, PEFT_PARAMETER, PEFT_UNTIL_018, Form
-from gemma_convert.surgery.adapters.peft_config import PeftConfig, read_peft_config, settled
+from gemma_convert.surgery.adapters.peft_config import (
+    PeftConfig,
+    read_peft_config,
+    settled,
+    sorted_note,
+)
 from gemma_convert.surgery.adapters.peft_keys import FACTORS, Key, read_key, weight_name
 from gemma_convert.surgery.trained_on import from_metadata
 
 _PARAMETERS = ("gate_up_proj", "down_proj")
 """Gemma 4's expert parameters, in the order of their module: PEFT wraps the first one innermost."""
+
+_SCALED = 0, 18
+"""The version of PEFT that first multiplied an embedding's delta by the embedding's own factor."""
 
 _STACKED = 0, 19
 """The version of PEFT that first asked which axis of a stack of experts is the input."""
@@ -46,7 +54,8 @@ def read_peft(checkpoint: Checkpoint) -> Adapter:
     """
     config = read_peft_config(checkpoint.metadata["adapter_config"], checkpoint.source)
     found = _sort(checkpoint, config)
-    config = settled(config, _ranks(found))
+    ranks = _ranks(found)
+    config = settled(config, ranks)
     pairs = {
         name: _pair(config, found.modules[name], name, sides)
         for name, sides in found.factors.items()
@@ -61,6 +70,7 @@ def read_peft(checkpoint: Checkpoint) -> Adapter:
         saved=found.saved,
         copies=frozenset(found.copies),
         ties_head=config.ties_head,
+        notes=sorted_note(config, ranks),
         unused=tuple(found.unused),
         same_as=same_as(checkpoint.metadata),
         trained_on=from_metadata(checkpoint.metadata),
@@ -102,7 +112,8 @@ def _sort(checkpoint: Checkpoint, config: PeftConfig) -> _Found:
                 found.copies.add(name)
             continue
         module, name = _weight(key, config)
-        _require_row(text, name, config)
+        if "lora_embedding_" in text:
+            _require_known_embedding(text, name, config)
         sides = found.factors.setdefault(name, {})
         sides[_once(sides, key.factor, text, config.source)] = tensor
         found.modules[name] = module
@@ -125,12 +136,20 @@ def _require_no_factor(key: Key, text: str, config: PeftConfig) -> None:
         )
 
 
-def _require_row(text: str, name: str, config: PeftConfig) -> None:
-    """Refuse factors of an embedding of a tower: whose axes are inputs, only rows here tell."""
-    if "lora_embedding_" in text and not name.startswith("embed_tokens"):
+def _require_known_embedding(text: str, name: str, config: PeftConfig) -> None:
+    """Refuse factors of an embedding whose axes, or whose scale in training, are not known."""
+    if not name.startswith("embed_tokens"):
         raise AdapterError(
             f"{config.source}: {text}: factors of an embedding outside the text model",
             "merge it with PEFT itself",
+        )
+    if config.version is None or config.version < _SCALED:
+        raise AdapterError(
+            f"{config.source}: {text}: PEFT before 0.18 did not multiply what it added to an "
+            "embedding by the root of the width, as Gemma's embedding is, and adapter_config.json "
+            "names no later version",
+            'if a later one trained it, or Gemma 1 or 2 in transformers 4, write "peft_version": '
+            '"0.18.0" into it; else divide lora_embedding_B by that root first',
         )
 
 
@@ -179,7 +198,7 @@ def _pair(config: PeftConfig, module: str, name: str, sides: Mapping[str, Tensor
                 "missing, the others are there",
                 "the adapter is incomplete: download it again",
             )
-    a, b, rank = sides["a"], sides["b"], config.rank_of(module)
+    a, b, ranks = sides["a"], sides["b"], config.ranks_of(module)
     if len(a.shape) > 2 and len(b.shape) > 2:
         raise AdapterError(
             f"{config.source}: {module}: A {list(a.shape)} and B {list(b.shape)} are factors of a "
@@ -193,6 +212,7 @@ def _pair(config: PeftConfig, module: str, name: str, sides: Mapping[str, Tensor
             "they belong to different runs",
         )
     stacked = _is_stack(name)
+    rank = a.shape[0] if a.shape[0] in ranks and not stacked else ranks[0]
     experts = a.shape[0] // rank if stacked else 1
     if not experts or experts * rank != a.shape[0]:
         raise AdapterError(

@@ -15,7 +15,7 @@ from typing import Any
 
 from gemma_convert.convert.errors import AdapterError
 from gemma_convert.surgery.adapters.pattern_rules import PatternRule, rules_of
-from gemma_convert.surgery.adapters.patterns import check_pattern, first_match
+from gemma_convert.surgery.adapters.patterns import check_pattern, matches
 
 _NO_MATHS = frozenset(
     {
@@ -53,6 +53,9 @@ _REFUSED = {
 _MOVED_BASES = ("pissa", "olora", "corda", "lora_ga", "loftq")
 """Values of ``init_lora_weights`` under which PEFT changed the base before training."""
 
+_OWN_STARTS = ("gaussian", "eva", "orthogonal", "mica")
+"""Those that began with other factors, and left the base as it was."""
+
 
 @dataclass(frozen=True)
 class PeftConfig:
@@ -86,26 +89,34 @@ class PeftConfig:
     version: tuple[int, int] | None
     rules: tuple[PatternRule, ...]
 
-    def rank_of(self, module: str) -> int:
-        """The rank of ``module``, a path as PEFT sees it."""
-        return self.ranks.get(self._key(self.ranks, module), self.rank)
+    def ranks_of(self, module: str) -> list[int]:
+        """The rank of ``module``, a path as PEFT sees it, by each key of its pattern that fits.
 
-    def alpha_of(self, module: str) -> float:
-        """The alpha of ``module``."""
-        return self.alphas.get(self._key(self.alphas, module), self.alpha)
+        The first is what PEFT takes when it loads the file; it sorts the keys when it saves, so in
+        training it may have been another.
+        """
+        return [self.ranks.get(key, self.rank) for key in self._keys(self.ranks, module)]
+
+    def alphas_of(self, module: str, rank: int) -> list[float]:
+        """The alpha of ``module``, whose factors have ``rank``, by each key that fits."""
+        keys = self._keys(self.alphas, module)
+        if self.rules[-1].shared:
+            keys = [key for key in keys if self.ranks.get(key, self.rank) == rank] or keys
+        return [self.alphas.get(key, self.alpha) for key in keys]
 
     def scale(self, module: str, rank: int) -> float:
         """What A.B is multiplied by in ``module``, whose factors have ``rank``."""
-        alpha = self.alpha_of(module)
+        alpha = self.alphas_of(module, rank)[0]
         return alpha / (sqrt(rank) if self.rank_stabilised else rank)
 
-    def _key(self, patterns: Mapping[str, float], module: str) -> str:
-        """The key of ``patterns`` that ``module`` goes by; itself where none fits."""
+    def _keys(self, patterns: Mapping[str, float], module: str) -> list[str]:
+        """The keys of ``patterns`` that ``module`` may go by; itself where none fits."""
         rule = self.rules[-1]
-        keys = (*self.ranks, *self.alphas) if rule.shared else patterns
         # of a target parameter PEFT matches the whole name
-        matched = f"{module}.weight" if self.targets_weight(module) else module
-        return first_match(keys, rule, matched, self.source)
+        path = f"{module}.weight" if self.targets_weight(module) else module
+        ordered = (self.ranks, self.alphas) if rule.shared else (patterns,)
+        found = (matches(keys, rule, path, self.source) for keys in ordered)
+        return next(filter(None, found), [path])
 
     def targets_weight(self, module: str) -> bool:
         """Whether the weight of ``module`` is a target parameter."""
@@ -123,10 +134,10 @@ def settled(config: PeftConfig, ranks: Mapping[str, int]) -> PeftConfig:
         AdapterError: If the ranks leave several, and these give a module different alphas.
     """
     known = [replace(config, rules=(rule,)) for rule in config.rules]
-    fits = [one for one in known if all(one.rank_of(m) == rank for m, rank in ranks.items())]
-    for module in ranks if len(fits) > 1 else ():
+    fits = [one for one in known if all(rank in one.ranks_of(m) for m, rank in ranks.items())]
+    for module, rank in ranks.items() if len(fits) > 1 else ():
         for older, newer in pairwise(fits):
-            before, since = older.alpha_of(module), newer.alpha_of(module)
+            before, since = (one.alphas_of(module, rank)[0] for one in (older, newer))
             if before != since:
                 version = ".".join(map(str, newer.rules[0].since))
                 raise AdapterError(
@@ -136,6 +147,22 @@ def settled(config: PeftConfig, ranks: Mapping[str, int]) -> PeftConfig:
                     'write that into it, such as "peft_version": "0.13.2"',
                 )
     return fits[-1] if fits else known[-1]
+
+
+def sorted_note(config: PeftConfig, ranks: Mapping[str, int]) -> tuple[str, ...]:
+    """What a user should know where several keys fit a module and say different alphas."""
+    alphas = {module: config.alphas_of(module, rank) for module, rank in ranks.items()}
+    several = [module for module in alphas if len(set(alphas[module])) > 1]
+    if not several:
+        return ()
+    said = alphas[several[0]]
+    more = f" (and so for {len(several) - 1} more)" if len(several) > 1 else ""
+    return (
+        f"{config.source}: {several[0]}: alpha_pattern says alpha "
+        f"{' and '.join(f'{alpha:g}' for alpha in dict.fromkeys(said))}{more}: PEFT sorts its keys "
+        f"when it saves and takes the first when it loads, {said[0]:g}, as is done here; training "
+        "may have used another",
+    )
 
 
 def read_peft_config(values: Mapping[str, Any], source: str) -> PeftConfig:
@@ -172,24 +199,30 @@ def read_peft_config(values: Mapping[str, Any], source: str) -> PeftConfig:
         alpha=checked.number("lora_alpha", 8),
         ranks={key: int(value) for key, value in checked.numbers("rank_pattern").items()},
         alphas=checked.numbers("alpha_pattern"),
-        rank_stabilised=bool(values.get("use_rslora")),
-        dora=bool(values.get("use_dora")),
+        rank_stabilised=checked.flag("use_rslora"),
+        dora=checked.flag("use_dora"),
         copied=checked.words("modules_to_save"),
         parameters=checked.words("target_parameters"),
-        ties_head=bool(values.get("ensure_weight_tying")),
+        ties_head=checked.flag("ensure_weight_tying"),
         version=version,
         rules=rules_of(version, values),
     )
 
 
 def _refuse_moved_base(initialised: Any, source: str) -> None:
-    if isinstance(initialised, str) and initialised.lower().startswith(_MOVED_BASES):
+    if not isinstance(initialised, str) or initialised.lower() in _OWN_STARTS:
+        return
+    where = f"{source}: adapter_config.json: init_lora_weights = {initialised!r}"
+    if initialised.lower().startswith(_MOVED_BASES):
         raise AdapterError(
-            f"{source}: adapter_config.json: init_lora_weights = {initialised!r}: PEFT changed the "
-            "base before it trained the adapter, which fits no other",
+            f"{where}: PEFT changed the base before it trained the adapter, which fits no other",
             "save it with save_pretrained(path_initial_model_for_weight_conversion=...), which "
             "turns it into plain LoRA",
         )
+    raise AdapterError(
+        f"{where}: a start that is not known here and may have changed the base",
+        "set it to true if the base was left as it is, or merge it with PEFT itself",
+    )
 
 
 def _version(text: Any) -> tuple[int, int] | None:
@@ -215,6 +248,12 @@ class _Values:
         for pattern in value:
             check_pattern(pattern, f"{self.source}: adapter_config.json: {key}")
         return {pattern: self._number(key, number) for pattern, number in value.items()}
+
+    def flag(self, key: str) -> bool:
+        value = self.values.get(key)
+        if value not in (None, True, False):
+            raise self._wrong(key, value, "true or false")
+        return bool(value)
 
     def words(self, key: str) -> tuple[str, ...]:
         value = self.values.get(key) or []

@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 
 from gemma_convert.convert.errors import AdapterError
+from gemma_convert.convert.readers import open_checkpoint
 from gemma_convert.surgery.adapters.peft import read_peft
 from gemma_convert.surgery.adapters.peft_config import PeftConfig, read_peft_config
 from gemma_convert.surgery.adapters.peft_write import alpha_for
+from tests import peft_oracle, tiny
+from tests.checkpoints import run_cli
 from tests.peft_files import factors, in_memory
 
 KEYS = json.loads((Path(__file__).parents[1] / "data" / "peft_config_keys.json").read_text())
@@ -38,11 +41,11 @@ def test_rank_and_alpha_by_module() -> None:
         rank_pattern={"layers.3.self_attn.q_proj": 32},
         alpha_pattern={"layers.3.self_attn.q_proj": 128, "v_proj": 4},
     )
-    assert (own.rank_of(MODULE), own.scale(MODULE, 32)) == (32, 4.0)
+    assert (own.ranks_of(MODULE)[0], own.scale(MODULE, 32)) == (32, 4.0)
     other = MODULE.replace("3", "13")
-    assert (own.rank_of(other), own.scale(other, 8)) == (8, 2.0)
+    assert (own.ranks_of(other)[0], own.scale(other, 8)) == (8, 2.0)
     value = MODULE.replace("q_proj", "v_proj")
-    assert (own.rank_of(value), own.scale(value, 8)) == (8, 0.5)
+    assert (own.ranks_of(value)[0], own.scale(value, 8)) == (8, 0.5)
     by_rank_alone = config(rank_pattern={"q_proj": 32}, alpha_pattern={"v_proj": 4})
     assert by_rank_alone.scale(MODULE, 32) == 0.5
 
@@ -66,12 +69,12 @@ def test_patterns_match_as_in_peft(pattern: str, fits: bool) -> None:
     from peft.utils.other import get_pattern_key
 
     assert (get_pattern_key([pattern], MODULE) == pattern) == fits
-    assert config(rank_pattern={pattern: 5}).rank_of(MODULE) == (5 if fits else 8)
+    assert config(rank_pattern={pattern: 5}).ranks_of(MODULE)[0] == (5 if fits else 8)
 
 
 def test_the_first_pattern_that_fits_counts() -> None:
-    assert config(rank_pattern={"q_proj": 3, MODULE: 5}).rank_of(MODULE) == 3
-    assert config(rank_pattern={MODULE: 5, "q_proj": 3}).rank_of(MODULE) == 5
+    assert config(rank_pattern={"q_proj": 3, MODULE: 5}).ranks_of(MODULE)[0] == 3
+    assert config(rank_pattern={MODULE: 5, "q_proj": 3}).ranks_of(MODULE)[0] == 5
 
 
 def test_a_rank_that_disagrees_with_the_factors() -> None:
@@ -113,7 +116,8 @@ def test_patterns_that_overlap_by_version(version: str) -> None:
     own = config(r=2, lora_alpha=5, peft_version=version, **OVERLAP)
     for name, alpha in BY_VERSION[version].items():
         module = f"model.layers.3.{name}"
-        assert own.alpha_of(module) == _of_peft(version, module) == alpha
+        rank = own.ranks_of(module)[0]
+        assert own.alphas_of(module, rank)[0] == _of_peft(version, module) == alpha
 
 
 def test_keys_of_the_file_tell_the_rule() -> None:
@@ -143,6 +147,33 @@ def test_ranks_tell_the_rule_where_the_file_does_not() -> None:
 
 def weight(module: str) -> str:
     return f"{module.removeprefix('model.')}.weight"
+
+
+def test_keys_are_sorted_on_the_way_to_the_file(tmp_path: Path) -> None:
+    """What training took first may come second: the factors tell the rank, and a note the alpha."""
+    patterns = {
+        "rank_pattern": {"self_attn.q_proj": 3, "q_proj": 4},
+        "alpha_pattern": {"self_attn.q_proj": 12, "q_proj": 9},
+    }
+    made = peft_oracle.peft_model(
+        tiny.hf_model("gemma2"), r=2, lora_alpha=5, target_modules=["q_proj", "up_proj"], **patterns
+    )
+    directory = peft_oracle.save(made, tmp_path / "adapter")
+    read = read_peft(open_checkpoint(directory))
+    assert read.ranks == [2, 3]
+    assert {read.scales[name] for name in read.pairs if "q_proj" in name} == {9 / 3}
+    note = (
+        f"{directory}: model.layers.0.self_attn.q_proj: alpha_pattern says alpha 9 and 12 (and so "
+        "for 3 more): PEFT sorts its keys when it saves and takes the first when it loads, 9, as "
+        "is done here; training may have used another"
+    )
+    assert read.notes == (note,)
+    tiny.hf_model("gemma2").save_pretrained(tmp_path / "base")
+    words = ["surgery", "merge-lora", tmp_path / "base", directory, "--out", tmp_path / "out"]
+    assert run_cli(*words, "--quiet") == 0
+    assert note in json.loads((tmp_path / "out" / "conversion.json").read_text())["notes"]
+    until_013 = config(peft_version="0.13.2", r=2, lora_alpha=5, **patterns)
+    assert [until_013.alphas_of(MODULE, rank)[0] for rank in (3, 4)] == [12, 9]
 
 
 def test_an_alpha_that_depends_on_the_version_is_refused() -> None:
@@ -210,7 +241,15 @@ def test_adapters_of_a_moved_base_are_refused(how: str) -> None:
         config(init_lora_weights=how)
 
 
-@pytest.mark.parametrize("how", [True, False, "gaussian", "eva", "orthogonal", "mica"])
+def test_an_unknown_start_is_refused() -> None:
+    """It may have moved the base, as half of those that are known do."""
+    with pytest.raises(AdapterError, match="init_lora_weights = 'loralpha': a start that is not"):
+        config(init_lora_weights="loralpha")
+
+
+@pytest.mark.parametrize(
+    "how", [None, True, False, "Gaussian", "gaussian", "eva", "orthogonal", "mica"]
+)
 def test_other_initialisations_do_not_matter(how: Any) -> None:
     assert config(init_lora_weights=how).scale(MODULE, 8) == 2.0
 
@@ -233,6 +272,9 @@ def test_other_methods_are_refused() -> None:
         ("alpha_pattern", {"(": 3}),
         ("modules_to_save", "lm_head"),
         ("target_parameters", [1]),
+        ("use_rslora", "false"),
+        ("use_dora", "no"),
+        ("ensure_weight_tying", [True]),
     ],
 )
 def test_values_of_another_kind_are_refused(key: str, value: Any) -> None:

@@ -181,6 +181,20 @@ def test_factors_that_are_no_matrices_of_the_model() -> None:
     )
 
 
+@pytest.mark.parametrize("version", [None, "0.17.1", "0.18.0", "0.21.2"])
+def test_the_scale_of_an_embedding_in_old_versions_is_not_known(version: str | None) -> None:
+    """It was the root of the width less: 25 for Gemma 3 270M."""
+    stem = "base_model.model.model.embed_tokens.lora_embedding_"
+    values = {f"{stem}A": np.ones((2, 23)), f"{stem}B": np.ones((10, 2))}
+    adapter = in_memory(values, **({"peft_version": version} if version else {}))
+    if version in ("0.18.0", "0.21.2"):
+        assert read_peft(adapter).scales == {"embed_tokens.weight": 2.5}
+        return
+    with pytest.raises(AdapterError, match=f"{stem}A: PEFT before 0.18 did not multiply") as caught:
+        read_peft(adapter)
+    assert "else divide lora_embedding_B by that root first" in str(caught.value)
+
+
 @pytest.mark.parametrize("word", ["lora_E", "lora_a", "lora_embedding_C.default", "lora_ranknum"])
 def test_factors_of_other_methods_are_no_weights(word: str) -> None:
     values = {

@@ -31,7 +31,7 @@ from gemma_convert.convert.hub.remote_state import (
     list_remote,
     remote_state,
 )
-from gemma_convert.convert.hub.session import AGAIN, PassingError, hub_errors, patiently
+from gemma_convert.convert.hub.session import PassingError, hub_errors, patiently
 from gemma_convert.convert.hub.side_by_side import side_by_side
 from gemma_convert.convert.hub.source import Source
 
@@ -160,7 +160,7 @@ def push(api: HfApi, plan: Push, say: Say) -> dict[str, Any]:
         try:
             additions = _upload(api, plan, say)
         except KeyboardInterrupt as error:
-            error.add_note(f"nothing was committed, so nobody sees it; {AGAIN}")
+            error.add_note("nothing was committed; push again: what has arrived is not sent twice")
             raise
         commit = _commit(api, plan, additions, head, say)
 

@@ -20,7 +20,7 @@ _PAUSES = (1.0, 3.0, 9.0)
 """Seconds between attempts."""
 
 _LOGIN = "run `hf auth login`, or set HF_TOKEN, with a token that may write"
-AGAIN = "run the same command again: what has arrived is not sent again"
+_AGAIN = "run the same command again: what has arrived is not sent again"
 
 _BY_STATUS = {
     401: ("the Hub does not accept the token", _LOGIN),
@@ -31,9 +31,9 @@ _BY_STATUS = {
         "check the name; for a gated or private one log in with `hf auth login`",
     ),
     409: ("the name is taken, or another upload is under way", "choose another name, or wait"),
-    412: ("it was changed by someone else meanwhile; nothing was committed", AGAIN),
+    412: ("it was changed by someone else meanwhile; nothing was committed", _AGAIN),
     413: ("the Hub says that this is too large", "use a smaller --max-shard-size"),
-    429: ("the Hub's rate limit is reached", "wait some minutes, then " + AGAIN),
+    429: ("the Hub's rate limit is reached", "wait some minutes, then " + _AGAIN),
 }
 
 
@@ -127,7 +127,7 @@ def _refused(what: str, error: Any) -> RemoteError:
     if status in _BY_STATUS:
         why, remedy = _BY_STATUS[status]
     elif status >= 500:
-        why, remedy = "the Hub has a fault of its own", "wait a little, then " + AGAIN
+        why, remedy = "the Hub has a fault of its own", "wait a little, then " + _AGAIN
     else:
         why, remedy = gist(error), "check the name and the token"
     said = f": {redacted(error.server_message)}" if error.server_message else ""
@@ -136,7 +136,7 @@ def _refused(what: str, error: Any) -> RemoteError:
 
 
 def _failed(why: str, error: Exception) -> RemoteError:
-    return PassingError(f"{why} ({gist(error)})", "check the network, then " + AGAIN)
+    return PassingError(f"{why} ({gist(error)})", "check the network, then " + _AGAIN)
 
 
 @contextmanager

@@ -32,7 +32,12 @@ def check_interrupt() -> None:
 
 
 def end(status: int) -> int:
-    """End the program with ``status``, after an interrupt without waiting for other threads."""
+    """End the program with ``status``, after an interrupt without waiting for other threads.
+
+    What arrives from here on comes too late to change what ``status`` says.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     if interrupted.is_set():
         atexit._run_exitfuncs()  # temporary directories are removed
         with suppress(OSError):  # of a pipe that nobody reads any more

@@ -110,6 +110,5 @@ def test_an_upload(hub: Hub, stall: Stall, tmp_path: Path, shards: int) -> None:
     status, err = interrupted(stall, tmp_path, signal.SIGINT, "push", model, "org/tuned")
     assert (status, err) == (
         130,
-        "\ninterrupted; nothing was committed, so nobody sees it; "
-        "run the same command again: what has arrived is not sent again\n",
+        "\ninterrupted; nothing was committed; push again: what has arrived is not sent twice\n",
     )

@@ -17,6 +17,7 @@ import numpy as np
 
 from gemma_convert.convert.errors import naming
 from gemma_convert.convert.tensor import BLOCK_BYTES, Array, Box, Tensor, blocks
+from gemma_convert.interrupts import interrupted
 
 WORKERS = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2)
 """Threads that read and compute."""
@@ -77,7 +78,8 @@ def read_ahead(
         while pending:
             yield pending.popleft().result()
     finally:
-        pool.shutdown(cancel_futures=True)
+        # A thread whose storage does not answer must not keep an interrupted run.
+        pool.shutdown(wait=not interrupted.is_set(), cancel_futures=True)
 
 
 def _read(name: str, tensor: Tensor, box: Box) -> Block:

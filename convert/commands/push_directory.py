@@ -75,10 +75,13 @@ def push_output(out: Path, options: PushOptions, *, quiet: bool) -> None:
     Raises:
         GemmaConvertError: See `push_directory`; the message tells how to go on.
     """
+    again = f"the output is complete: gemma-convert push {out} {options.repo}"
     try:
         push_directory(out, options, dry_run=False, as_json=False, quiet=quiet)
+    except KeyboardInterrupt as error:
+        error.add_note(again)
+        raise
     except GemmaConvertError as error:
-        again = f"the output is complete: gemma-convert push {out} {options.repo}"
         raise RemoteError(str(error), again) from error
 
 

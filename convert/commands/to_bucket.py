@@ -7,17 +7,19 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gemma_convert.console import command_line, progress
 from gemma_convert.convert.bucket.objects import GS, Objects, parse_bucket_path
 from gemma_convert.convert.bucket.write import check_bucket, upload_directory
+from gemma_convert.convert.digests import sha256_of
 from gemma_convert.convert.errors import InputError, OutputError
 from gemma_convert.convert.job import Job
 from gemma_convert.convert.ledger import LEDGER_NAME, input_entries, versions
 from gemma_convert.convert.readers.remote import remote_path
+from gemma_convert.convert.writers.staging import AGAIN
 
 STAGING_VARIABLE = "GEMMA_CONVERT_STAGING"
 """Environment variable that names the directory for outputs on their way to a bucket."""
@@ -89,8 +91,12 @@ def run_to_bucket(
     written.write_text(text, encoding="utf-8")
     written.replace(local / LEDGER_NAME)
     total = sum(entry.stat().st_size for entry in local.rglob("*") if entry.is_file())
-    with progress("uploading", total, quiet=quiet) as advance:
-        upload_directory(objects, local, path, progress=advance)
+    try:
+        with progress("uploading", total, quiet=quiet) as advance:
+            upload_directory(objects, local, path, progress=advance)
+    except KeyboardInterrupt as error:
+        error.add_note(f"what was made is kept in {local}; {AGAIN}")
+        raise
     _remove(local)
     return ledger
 
@@ -120,5 +126,12 @@ def _made_before(local: Path, job: Job) -> dict[str, Any] | None:
         ledger.get("command") == shlex.join(command_line())
         and ledger.get("inputs") == input_entries(job)
         and ledger.get("versions") == versions()
+        and all(_copied(ledger, name, path) for name, path in job.plan.target.files.items())
     )
     return ledger if same else None
+
+
+def _copied(ledger: Mapping[str, Any], name: str, path: Path) -> bool:
+    """Whether a side file, if the output has it, is still what was copied there."""
+    entry = ledger["output"]["files"].get(name)
+    return entry is None or entry["sha256"] == sha256_of(path)

@@ -1,21 +1,13 @@
-"""Bring files of the Hub into its cache, some at a time, in threads that nobody waits for.
-
-The Hub's own client downloads many files in a pool whose threads Python joins when it ends, so
-Ctrl-C would wait for files of gigabytes. Here the caller waits for a queue and for nothing else:
-that is where the interrupt arrives, and no library sees it.
-"""
+"""Bring files of the Hub into its cache, and see that they are what the Hub lists."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from shutil import disk_usage
-from threading import Event, Thread
-from time import monotonic
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from gemma_convert.convert.errors import RemoteError
@@ -29,17 +21,12 @@ from gemma_convert.convert.hub.session import (
     hub_errors,
     patiently,
 )
-from gemma_convert.interrupts import check_interrupt
+from gemma_convert.convert.hub.side_by_side import side_by_side
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 Files = Mapping[str, RemoteFile]
-
-_AT_ONCE = 4
-_TURN_SECONDS = 0.2
-_GRACE_SECONDS = 1.0
-"""For threads that are told to stop, to remove what they have of a file."""
 
 KEPT = "files that have come whole stay in the Hub's cache; run the same command again to go on"
 
@@ -81,7 +68,7 @@ def fetch(api: HfApi, path: HubPath, names: Iterable[str], files: Files) -> Path
     download = partial(_download, api, path, files, _bar(stop))
     with bars_on_terminals():
         try:
-            _side_by_side([partial(patiently, partial(download, name)) for name in missing], stop)
+            side_by_side([partial(patiently, partial(download, name)) for name in missing], stop)
         except BaseException as error:
             _remove_unfinished(snapshot(path).parents[1] / "blobs")
             if isinstance(error, KeyboardInterrupt):
@@ -159,58 +146,6 @@ def _bar(stop: Event) -> type[Any]:
             return super().update(n)
 
     return Bar
-
-
-def _side_by_side(tasks: Iterable[Callable[[], None]], stop: Event) -> None:
-    """Carry out ``tasks`` in a few threads until the first error or an interrupt; then ``stop``."""
-    left = deque(tasks)
-    ended: SimpleQueue[Exception | None] = SimpleQueue()
-
-    def work() -> None:
-        with suppress(IndexError):
-            while True:
-                task = left.popleft()
-                try:
-                    task()
-                except Exception as error:
-                    ended.put(error)
-                else:
-                    ended.put(None)
-
-    count = len(left)
-    threads = [Thread(target=work, name="hub-fetch", daemon=True) for _ in range(_AT_ONCE)]
-    try:
-        for thread in threads[:count]:
-            thread.start()
-        for _ in range(count):
-            if (error := _taken(ended)) is not None:
-                raise error
-    except BaseException:
-        left.clear()
-        stop.set()
-        _abort_xet()
-        deadline = monotonic() + _GRACE_SECONDS
-        for thread in threads[:count]:
-            if thread.ident is not None:
-                thread.join(max(0.0, deadline - monotonic()))
-        raise
-
-
-def _taken(ended: SimpleQueue[Exception | None]) -> Exception | None:
-    """The next result; a thread that is not the main one learns of an interrupt by the flag."""
-    while True:
-        try:
-            return ended.get(timeout=_TURN_SECONDS)
-        except Empty:
-            check_interrupt()
-
-
-def _abort_xet() -> None:
-    """End the downloads of the library that fetches from Xet storage, if any are under way."""
-    with suppress(ImportError):
-        from huggingface_hub.utils._xet import abort_xet_session
-
-        abort_xet_session()
 
 
 def _remove_unfinished(blobs: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gemma_convert import __version__
@@ -31,6 +32,7 @@ from gemma_convert.convert.hub.remote_state import (
     remote_state,
 )
 from gemma_convert.convert.hub.session import PassingError, hub_errors, patiently
+from gemma_convert.convert.hub.side_by_side import side_by_side
 from gemma_convert.convert.hub.source import Source
 
 if TYPE_CHECKING:
@@ -155,7 +157,12 @@ def push(api: HfApi, plan: Push, say: Say) -> dict[str, Any]:
         head = create_repo(api, plan.repo, private=not plan.public)
     commit = head
     if plan.to_send or plan.delete:
-        commit = _commit(api, plan, _upload(api, plan, say), head, say)
+        try:
+            additions = _upload(api, plan, say)
+        except KeyboardInterrupt as error:
+            error.add_note("nothing was committed; push again: what has arrived is not sent twice")
+            raise
+        commit = _commit(api, plan, additions, head, say)
 
     def listed() -> Any:
         with hub_errors(plan.repo):
@@ -198,7 +205,7 @@ def _send(api: HfApi, plan: Push, group: Sequence[tuple[PushFile, Any]]) -> None
             )
 
     try:
-        patiently(send)
+        side_by_side([partial(patiently, send)])
     except (RemoteError, RuntimeError):  # of the client, where a file ended too early
         for file, _ in group:
             file.check_unchanged()  # says more than the Hub, which found another digest

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from gemma_convert import __version__
-from gemma_convert.interrupts import interrupted, watch
+from gemma_convert.interrupts import end, interrupted, watch
 from gemma_convert.lazy import LazyGroup
 from gemma_convert.process import set_up
 
@@ -82,7 +82,7 @@ def program() -> int:
     """What the shell runs: `main`, ended by SIGTERM as by Ctrl-C, so that it can be resumed."""
     watch()
     set_up()
-    return main()
+    return end(main())
 
 
 def _interrupted(error: BaseException) -> int:

@@ -6,7 +6,11 @@ wrap what is raised inside their own handlers. The flag tells all threads, and `
 
 from __future__ import annotations
 
+import atexit
+import os
 import signal
+import sys
+from contextlib import suppress
 from threading import Event
 from types import FrameType
 
@@ -25,6 +29,22 @@ def check_interrupt() -> None:
     """Raise KeyboardInterrupt, in whatever thread, if a signal has arrived."""
     if interrupted.is_set():
         raise KeyboardInterrupt
+
+
+def end(status: int) -> int:
+    """End the program with ``status``, after an interrupt without waiting for other threads.
+
+    What arrives from here on comes too late to change what ``status`` says.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    if interrupted.is_set():
+        atexit._run_exitfuncs()  # temporary directories are removed
+        with suppress(OSError):  # of a pipe that nobody reads any more
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+    return status
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -148,21 +148,41 @@ def test_interrupted_at_every_request_and_resumed(
     assert cuts == {"upload": 7, "copy": 7, "delete": 3, "write": 1}[call]
 
 
+@pytest.mark.parametrize(
+    ("cut", "status", "told"),
+    [
+        (RemoteError("the line is cut"), 1, "error: the line is cut"),
+        (
+            KeyboardInterrupt(),
+            130,
+            "interrupted; what was made is kept in {}; run the same ",
+        ),
+    ],
+)
 def test_an_interrupted_upload_goes_on_without_converting(
-    bucket: Bucket, merge: Merge, staging: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket,
+    merge: Merge,
+    staging: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    cut: BaseException,
+    status: int,
+    told: str,
 ) -> None:
     sent: list[str] = []
     real = Objects.upload
 
     def upload(self: Objects, local: Path, path: BucketPath) -> None:
         if len(sent) == 3:
-            raise RemoteError("the line is cut")
+            raise cut
         sent.append(path.prefix)
         real(self, local, path)
 
     monkeypatch.setattr(Objects, "upload", upload)
-    assert run_cli(*merge, "--quiet", "--out", bucket.url("out")) == 1
-    created = json.loads((staging_directory(bucket.url("out")) / "conversion.json").read_text())
+    assert run_cli(*merge, "--quiet", "--out", bucket.url("out")) == status
+    local = staging_directory(bucket.url("out"))
+    assert capsys.readouterr().err.strip().startswith(told.format(local))
+    created = json.loads((local / "conversion.json").read_text())
     sent.clear()
     monkeypatch.setattr(
         "gemma_convert.convert.commands.execute.run", lambda *args, **kwargs: pytest.fail("again")
@@ -207,6 +227,17 @@ def test_killed_around_the_upload(
         assert run_cli(*command) == 1
     assert run_cli(*command) == 0
     assert without_ledger(bucket.files("out")) == target
+
+
+def test_a_side_file_that_changed_before_the_upload_went_on(
+    bucket: Bucket, merge: Merge, staging: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Objects, "write", lambda *args: (_ for _ in ()).throw(Cut()))
+        assert run_cli(*merge, "--quiet", "--out", bucket.url("out")) == 1
+    bucket.put("base/tokenizer.json", b'{"new": 1}')
+    assert run_cli(*merge, "--quiet", "--out", bucket.url("out")) == 0
+    assert bucket.files("out")["tokenizer.json"] == b'{"new": 1}'
 
 
 def test_another_job_does_not_take_over_what_is_left(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -205,3 +205,27 @@ def _unknown(donor: Parts, to: Spelling) -> dict[str, Tensor]:
         for name, tensor in donor.towers.items()
         if id(tensor) not in known
     }
+
+
+def around(parts: Parts, target: Spelling, like: Sequence[Found]) -> dict[str, Tensor]:
+    """What stands beside the text model, known towers spelled as Hugging Face does.
+
+    Args:
+        parts: A checkpoint of any layout.
+        target: A spelling of Hugging Face.
+        like: Towers whose names others are to look like; see `known_names`.
+    """
+    towers = () if _is_hf(parts) else parts.known
+    carried = carry(towers, target, like=like).tensors
+    taken = {id(tensor) for tower in towers for tensor in tower.tensors.values()}
+    others = {name: tensor for name, tensor in parts.towers.items() if id(tensor) not in taken}
+    return {**carried, **others}
+
+
+def known_names(apart: Sequence[Parts]) -> list[Found]:
+    """The towers of those checkpoints that are spelled as Hugging Face does."""
+    return [tower for parts in apart if _is_hf(parts) for tower in parts.known]
+
+
+def _is_hf(parts: Parts) -> bool:
+    return parts.spelling is not None and parts.spelling.layout is HF

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from ml_dtypes import finfo
 
+from gemma_convert.convert.carry import around, known_names
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import AdapterError
-from gemma_convert.convert.layouts import LAYOUTS, Spelling
+from gemma_convert.convert.layouts import HF, LAYOUTS, Spelling
 from gemma_convert.convert.model import Model
 from gemma_convert.convert.network import Parameter
 from gemma_convert.convert.parts import Parts, take_apart
@@ -104,9 +105,14 @@ def places(
                     f"{lacking.source}: {name} is missing, the other checkpoint has it",
                     "give two checkpoints of one model",
                 )
-    towers = [{weight_name(name): tensor for name, tensor in p.towers.items()} for p in apart]
-    for name in towers[0].keys() & towers[1].keys():
-        yield Place(name, towers[0][name], towers[1][name], None, {})
+    hf, like = Spelling(HF, HF.default_prefix), known_names(apart)
+    towers = [
+        {weight_name(name): tensor for name, tensor in around(parts, hf, like).items()}
+        for parts in apart
+    ]
+    for name, tensor in towers[0].items():
+        if name in towers[1]:
+            yield Place(name, tensor, towers[1][name], None, {})
 
 
 def _slack(tensor: Tensor, values: Array) -> Array | float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gemma_convert.convert.carry import carry
+from gemma_convert.convert.carry import around, known_names
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import InputError, LayoutError
 from gemma_convert.convert.hf_form import respelled
@@ -68,7 +68,7 @@ def align(a: Checkpoint, b: Checkpoint, model: str | None = None) -> Aligned:
     note = f"compared in layout {target}: the first is in {one.layout.name}, "
     note += f"the second in {other.layout.name}"
     taken = [take_apart(checkpoint, dims) for checkpoint in (a, b)]
-    like = [tower for parts in taken if _is_hf(parts) for tower in parts.known]
+    like = known_names(taken)
     first, second = (_relaid(parts, dims, target, like) for parts in taken)
     return Aligned(_as_stored(first, second), _as_stored(second, first), str(target), (note,))
 
@@ -124,13 +124,9 @@ def _relaid(
     if parts.spelling != target:
         stored = as_stored(model, parts.text, parts.spelling)
         text = relayout(parts.text, stored, parts.spelling, target)
-    towers = () if _is_hf(parts) else parts.known
-    carried = carry(towers, target, like=like).tensors
-    taken = {id(tensor) for tower in towers for tensor in tower.tensors.values()}
-    others = {name: tensor for name, tensor in parts.towers.items() if id(tensor) not in taken}
     factors = {
         f"{name}_lora_{side}": factor
         for name, pair in parts.pairs.items()
         for side, factor in pair.factors().items()
     }
-    return {**text, **carried, **others, **factors}
+    return {**text, **around(parts, target, like), **factors}

@@ -12,9 +12,10 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from gemma_convert.convert.readers import open_orbax
+from gemma_convert.convert.jobs import hf_to_orbax
+from gemma_convert.convert.readers import open_orbax, open_safetensors
 from gemma_convert.convert.tensor import Array
-from tests import lora_oracle, peft_oracle, tiny
+from tests import lora_oracle, peft_oracle, tiny, tiny_towers
 from tests.checkpoints import (
     CONFIGS,
     F32,
@@ -347,6 +348,22 @@ def test_what_no_layer_reads_is_not_compared(tmp_path: Path) -> None:
     ledger = read(tmp_path / "adapter")
     assert list(ledger["modules"]) == [f"layers.{i}.attn.q_einsum.w" for i in range(5)]
     assert ledger["rest"] == []
+
+
+def test_a_tower_that_changed_is_told_across_layouts(tmp_path: Path) -> None:
+    """Tunix's names of SigLIP are not Hugging Face's; what changed there is no low rank."""
+    base = tiny_towers.save("gemma3", tmp_path / "base")
+    target = hf_to_orbax(open_safetensors(base)).plan.target
+    values = {name: array.copy() for name, array in arrays(target).items()}
+    kernel, tower = "layers.0.mlp.gate_proj.kernel", "layers.0.mlp.fc1.weight"
+    values[kernel] += np.outer(*(np.ones(n, F32) for n in values[kernel].shape))
+    (fc1,) = [n for n in values if "siglip" in n and n.endswith("blocks.0.mlp.fc1.kernel")]
+    values[fc1] += 1
+    write_run(tmp_path / "tuned", values)
+    assert extract(tmp_path, "--rank", 2) == 0
+    (rest,) = read(tmp_path / "adapter")["rest"]
+    assert rest["name"].endswith(f"vision_tower.encoder.{tower}")
+    assert rest["reason"] == "outside the text model"
 
 
 def test_a_weight_that_tunix_scales(tmp_path: Path) -> None:

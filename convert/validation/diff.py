@@ -217,11 +217,12 @@ def describe(entry: Entry) -> str:
         parts.append(f"{entry.a.dtype} and {entry.b.dtype}")
     found = entry.difference
     parts.append(f"{found.unequal} of {found.size} values differ")
-    if found.unequal:
-        relative = "" if found.relative is None else f", relative {found.relative:.3g}"
-        parts.append(f"by up to {found.max_abs:.4g}{relative}")
     if found.not_finite:
         parts.append(f"{found.not_finite} of them NaN or infinite")
+    if found.unequal > found.not_finite:
+        relative = "" if found.relative is None else f", relative {found.relative:.3g}"
+        which = "the others " if found.not_finite else ""
+        parts.append(f"{which}by up to {found.max_abs:.4g}{relative}")
     return ", ".join(parts) + (f" ({entry.looks_like})" if entry.looks_like else "")
 
 
@@ -264,6 +265,8 @@ def _summary(entries: Sequence[Entry], spelling: str) -> tuple[tuple[str, str], 
     if total.unequal:
         share = total.unequal / total.size
         rows.append(("values", f"{total.unequal} of {total.size} differ ({share:.2%})"))
+        if total.not_finite:
+            rows.append(("not finite", f"{total.not_finite} of those, in one of the two"))
         rows.append(("largest", f"{total.max_abs:.4g}"))
         rows.append(("relative", f"{sqrt(total.d2 / total.a2):.3g}" if total.a2 else "-"))
     sought = [rank for e in entries if e.rank is not None for rank in e.rank.matrices]

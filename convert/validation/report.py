@@ -89,11 +89,11 @@ def _findings(result: Result) -> list[str]:
 
 
 def _diff(data: Mapping[str, Any]) -> list[str]:
-    tensors = data["tensors"]
     parts = ["<h3>Relative difference by layer and module</h3>"]
     # a norm leaves out what is not finite, which is worse than any difference
-    worst = [{**row, _NORM: inf} if row["not_finite"] else row for row in tensors]
-    parts.append(_by_place(worst, _NORM, "relative Frobenius norm"))
+    beyond = {"max_abs": inf, _NORM: inf}
+    tensors = [{**row, **beyond} if row["not_finite"] else row for row in data["tensors"]]
+    parts.append(_by_place(tensors, _NORM, "relative Frobenius norm"))
     if data["config"]:
         rows = [(key, _shown(a), _shown(b)) for key, (a, b) in data["config"].items()]
         parts += ["<h3>config.json</h3>", _table(("key", "A", "B"), rows)]
@@ -101,7 +101,7 @@ def _diff(data: Mapping[str, Any]) -> list[str]:
     parts += ["<h3>By module</h3>", _columns(modules, data["modules"])]
     different = [row for row in tensors if row["status"] != "same"][:MOST_ROWS]
     if different:
-        columns = ("name", "status", "not_finite", "max_abs", _NORM, "cosine", "looks_like")
+        columns = ("name", "status", "max_abs", _NORM, "cosine", "looks_like")
         parts += ["<h3>What differs most</h3>", _columns(columns, different)]
     return parts
 

@@ -12,7 +12,6 @@ from math import ceil, floor, isfinite, log10
 _CELL = 18
 _LABEL = 190
 _CHARACTER = 6.2
-_CAPTION = 300
 _WIDTH, _HEIGHT = 720, 220
 _LEFT, _BOTTOM, _TOP = 58, 34, 12
 _COLOURS = ("#1f5fa8", "#c2410c", "#15803d", "#7e22ce", "#a16207", "#0e7490", "#be123c")
@@ -29,7 +28,14 @@ def heat_map(values: Mapping[tuple[str, int], float | None], title: str) -> str:
     layers = sorted({layer for _, layer in values})
     known = [v for v in values.values() if v and isfinite(v)]
     low, high = (min(known), max(known)) if known else (1.0, 1.0)
-    width = _LABEL + max(_CELL * len(layers) + 10, _CAPTION)
+    scale = (
+        f"layer; white is 0, lightest {low:.2g}, darkest {high:.2g}"
+        if known
+        else "layer; white is 0"
+    )
+    if any(v is not None and not isfinite(v) for v in values.values()):
+        scale += ", red not finite"
+    width = _LABEL + max(_CELL * len(layers) + 10, ceil(_CHARACTER * len(scale)))
     height = _CELL * (len(modules) + 2)
     parts = [_open(width, height, title)]
     for row, module in enumerate(modules):
@@ -50,13 +56,6 @@ def heat_map(values: Mapping[tuple[str, int], float | None], title: str) -> str:
         if column % step == 0:
             x = _LABEL + _CELL * column + _CELL / 2
             parts.append(_text(x, _CELL - 5, str(layer), "middle"))
-    scale = (
-        f"layer; white is 0, lightest {low:.2g}, darkest {high:.2g}"
-        if known
-        else "layer; white is 0"
-    )
-    if any(v is not None and not isfinite(v) for v in values.values()):
-        scale += ", red not finite"
     parts.append(_text(_LABEL, height - 4, scale, "start"))
     return "".join([*parts, "</svg>"])
 

@@ -253,8 +253,18 @@ def test_a_broken_value_is_told() -> None:
     broken = {**HF_NAMES, name: HF_NAMES[name].copy()}
     broken[name][1, 2] = np.nan
     (finding,) = diff(memory(HF_NAMES), memory(broken)).findings
-    assert finding.where == name
-    assert "1 of them NaN or infinite" in finding.what
+    size = HF_NAMES[name].size
+    assert (finding.where, finding.what) == (
+        name,
+        f"1 of {size} values differ, 1 of them NaN or infinite",
+    )
+    broken[name][0, 1] += BF16.type(2)
+    most = float(broken[name][0, 1]) - float(HF_NAMES[name][0, 1])
+    result = diff(memory(HF_NAMES), memory(broken))
+    assert result.findings[0].what.startswith(
+        f"2 of {size} values differ, 1 of them NaN or infinite, the others by up to {most:.4g}, "
+    )
+    assert dict(result.summary)["not finite"] == "1 of those, in one of the two"
 
 
 def test_a_config_that_says_otherwise_is_told() -> None:

@@ -22,7 +22,8 @@ from gemma_convert.convert.hub.front_matter import read_front_matter
 from gemma_convert.convert.readers import open_checkpoint
 from gemma_convert.convert.readers.jsonfile import DEPTH_LIMIT, parse_object, read_bytes
 from gemma_convert.surgery.adapters.open import adapter_source, opened
-from gemma_convert.surgery.adapters.patterns import check_pattern, first_match
+from gemma_convert.surgery.adapters.pattern_rules import RULES, PatternRule
+from gemma_convert.surgery.adapters.patterns import check_pattern, matches
 from gemma_convert.surgery.trained_on import stored_scheme
 from tests import peft_files
 from tests.checkpoints import GEMMA3, base_arrays, run_cli, write_base, write_run
@@ -162,14 +163,15 @@ def test_no_rank_in_experts(tmp_path: Path) -> None:
         opened(adapter_source(open_checkpoint(directory)))
 
 
-def test_a_pattern_that_takes_years() -> None:
+@pytest.mark.parametrize("rule", [RULES[0], RULES[-1]])
+def test_a_pattern_that_takes_years(rule: PatternRule) -> None:
     pattern = r"(a|aa)+(b|bb)+(a|aa)+\b\d"
     check_pattern(pattern, "f")
     with (
         bounded_time(),
         pytest.raises(AdapterError, match=r"^f: adapter_config.json: the pattern .* takes too"),
     ):
-        first_match([pattern], "a" * 300, "f")
+        matches([pattern], rule, "." + "a" * 300, "f")
 
 
 @pytest.mark.parametrize(
@@ -191,7 +193,8 @@ def test_a_pattern_as_peft_takes_it(pattern: str) -> None:
     """One that Python's re warns of is matched without a word."""
     check_pattern(pattern, "f")
     modules = ("model.layers.12.self_attn.q_proj", "x.[", "x.mlp.up_proj")
-    assert [first_match([pattern], module, "f") for module in modules].count(pattern) == 1
+    assert [pattern] in (found := [matches([pattern], RULES[-1], m, "f") for m in modules])
+    assert found.count([]) == 2
 
 
 @pytest.mark.parametrize("rules", [7, True, 0.5, "nf4", {"weight_qtype": "int8"}])

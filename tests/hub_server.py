@@ -81,6 +81,9 @@ class Hub:
     """Files of which other content is sent than is listed."""
 
     knows_ranges: bool = True
+    xet: bool = False
+    """Whether large files are announced as Xet's, whose storage this server is not."""
+
     cut_off: SimpleQueue[str] = field(default_factory=SimpleQueue)
     """Paths of answers that the client did not read to their end."""
 
@@ -163,29 +166,33 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
             hub.requests.append((self.command, path))
             hub.on_request(self.command, path)
-            fault = hub.fault(self.command, path)
             try:
-                length = int(self.headers.get("Content-Length") or 0)
-                if fault is not None and fault.status == 0:
-                    self.rfile.read(length // 2)
-                    self._close()
-                body = self.rfile.read(length)
-                if fault is not None and fault.status > 0:
-                    self._reply(fault.status, b'{"error": "injected"}', fault.headers)
-                    return
-                status, data, headers = self._route(path, body)
-                if fault is not None:
-                    self._close()
-                self._reply(status, data, headers)
-            except _Refused as error:
-                headers = {"X-Error-Code": error.code} if error.code else {}
-                if error.text:
-                    headers["X-Error-Message"] = error.text
-                self._reply(error.status, json.dumps({"error": error.text}).encode(), headers)
+                self._answer_to(path)
             except (BrokenPipeError, ConnectionResetError):
                 hub.cut_off.put(path)
             except _Closed:
                 return
+
+        def _answer_to(self, path: str) -> None:
+            fault = hub.fault(self.command, path)
+            length = int(self.headers.get("Content-Length") or 0)
+            if fault is not None and fault.status == 0:
+                self.rfile.read(length // 2)
+                self._close()
+            body = self.rfile.read(length)
+            if fault is not None and fault.status > 0:
+                self._reply(fault.status, b'{"error": "injected"}', fault.headers)
+                return
+            try:
+                status, data, headers = self._route(path, body)
+            except _Refused as error:
+                status, data = error.status, json.dumps({"error": error.text}).encode()
+                told = {"X-Error-Code": error.code, "X-Error-Message": error.text}
+                headers = {name: text for name, text in told.items() if text}
+            else:
+                if fault is not None:
+                    self._close()
+            self._reply(status, data, headers)
 
         def _close(self) -> None:
             self.close_connection = True
@@ -334,6 +341,9 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             data = files[file]
             digest = _sha256(data) if _is_lfs(file) else git_blob(data)
             headers = {"X-Repo-Commit": commit, "ETag": f'"{digest}"', "Accept-Ranges": "bytes"}
+            if hub.xet and self.command == "HEAD" and _is_lfs(file):
+                headers["X-Xet-Hash"] = digest
+                headers["X-Xet-Refresh-Route"] = f"{hub.endpoint}/xet-token"
             asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
             if self.command == "GET":
                 data = hub.sends.get(file, data)
@@ -344,6 +354,14 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             headers["Content-Range"] = f"bytes {start}-{min(stop, len(data)) - 1}/{len(data)}"
             return 206, data[start:stop], headers
 
+        def xet_token(self, body: bytes) -> tuple[int, bytes, dict[str, str]]:
+            token = {
+                "Access-Token": "x",
+                "Token-Expiration": "99999999999",
+                "Cas-Url": hub.endpoint,
+            }
+            return 200, b"", {f"X-Xet-{name}": value for name, value in token.items()}
+
         def validate(self, body: bytes) -> tuple[int, bytes, dict[str, str]]:
             return _json({"errors": [], "warnings": []})
 
@@ -351,6 +369,7 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
     routes: list[tuple[str, Callable[..., tuple[int, bytes, dict[str, str]]]]] = [
         (r"GET /api/whoami-v2", Handler.whoami),
         (r"POST /api/repos/create", Handler.create),
+        (r"GET /xet-token", Handler.xet_token),
         (r"POST /api/validate-yaml", Handler.validate),
         (rf"GET {model}(?:/revision/(?P<revision>[^/]+))?", Handler.info),
         (rf"GET {model}/tree/(?P<revision>[^/]+)", Handler.tree),

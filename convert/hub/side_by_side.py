@@ -34,7 +34,7 @@ def side_by_side(tasks: Iterable[Callable[[], None]], stop: Event | None = None)
     """
     stop = stop or Event()
     left = deque(tasks)
-    ended: SimpleQueue[Exception | None] = SimpleQueue()
+    ended: SimpleQueue[BaseException | None] = SimpleQueue()
 
     def work() -> None:
         with suppress(IndexError):
@@ -42,7 +42,7 @@ def side_by_side(tasks: Iterable[Callable[[], None]], stop: Event | None = None)
                 task = left.popleft()
                 try:
                     task()
-                except Exception as error:
+                except BaseException as error:  # Xet's library raises KeyboardInterrupt itself
                     ended.put(error)
                 else:
                     ended.put(None)
@@ -66,7 +66,7 @@ def side_by_side(tasks: Iterable[Callable[[], None]], stop: Event | None = None)
         raise
 
 
-def _taken(ended: SimpleQueue[Exception | None]) -> Exception | None:
+def _taken(ended: SimpleQueue[BaseException | None]) -> BaseException | None:
     """The next result; a thread that is not the main one learns of an interrupt by the flag."""
     while True:
         try:

@@ -51,14 +51,14 @@ def stall(hub: Hub) -> Iterator[Stall]:
 
 
 def interrupted(
-    stall: Stall, tmp_path: Path, number: signal.Signals, *words: str | Path
+    hub: Hub, stall: Stall, tmp_path: Path, number: signal.Signals, *words: str | Path
 ) -> tuple[int, str]:
     """Run a command until it waits, send it a signal; its exit status and what it said."""
     environment = {
         **os.environ,
         "HF_HOME": str(tmp_path / "hf"),
         "HF_TOKEN": TOKEN,
-        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_XET": "0" if hub.xet else "1",
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
     command = [sys.executable, "-m", "gemma_convert", *map(str, words), "--quiet"]
@@ -72,20 +72,29 @@ def interrupted(
     return process.returncode, err
 
 
+@pytest.mark.parametrize("xet", [False, True])
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_download(
-    hub: Hub, stall: Stall, tmp_path: Path, shards: int, number: signal.Signals
+    hub: Hub, stall: Stall, tmp_path: Path, shards: int, number: signal.Signals, xet: bool
 ) -> None:
+    if xet:
+        pytest.importorskip("hf_xet")
+    hub.xet = xet
     weights = base_arrays(GEMMA3, "model.")
     base = write_base(tmp_path / "base", GEMMA3, weights, shards=shards)
     hub.add(REPO, {n: d for n, d in snapshot(base).items() if d is not None})
     run = write_run(tmp_path / "run", factor_arrays(GEMMA3))
-    stall.matches = lambda method, path: (  # the first request was for the header
-        method == "GET" and path.endswith(".safetensors") and len(hub.sent("GET", path)) > 1
-    )
+
+    def is_download(method: str, path: str) -> bool:
+        if xet:
+            return "/reconstructions/" in path
+        # The first request was for the header.
+        return path.endswith(".safetensors") and len(hub.sent("GET", path)) > 1
+
+    stall.matches = is_download
     words = ["orbax-to-hf", run, "--base", REPO, "--alpha", str(ALPHA), "--out", tmp_path / "out"]
-    assert interrupted(stall, tmp_path, number, *words) == (
+    assert interrupted(hub, stall, tmp_path, number, *words) == (
         130,
         f"\ninterrupted; {GO_ON}; nothing was finished, so nothing is kept\n",
     )
@@ -98,7 +107,7 @@ def test_what_comes_before(hub: Hub, stall: Stall, tmp_path: Path, asked: str) -
     base = write_base(tmp_path / "base", GEMMA3, base_arrays(GEMMA3, "model."))
     hub.add(REPO, {n: d for n, d in snapshot(base).items() if d is not None})
     stall.matches = lambda method, path: re.match(asked, f"{method} {path}") is not None
-    status, err = interrupted(stall, tmp_path, signal.SIGINT, "inspect", f"hf://{REPO}")
+    status, err = interrupted(hub, stall, tmp_path, signal.SIGINT, "inspect", f"hf://{REPO}")
     assert status == 130
     assert err.startswith("\ninterrupted")
 
@@ -107,7 +116,7 @@ def test_what_comes_before(hub: Hub, stall: Stall, tmp_path: Path, asked: str) -
 def test_an_upload(hub: Hub, stall: Stall, tmp_path: Path, shards: int) -> None:
     model = write_base(tmp_path / "m", GEMMA3, base_arrays(GEMMA3, "model."), shards=shards)
     stall.matches = lambda method, path: method == "PUT"
-    status, err = interrupted(stall, tmp_path, signal.SIGINT, "push", model, "org/tuned")
+    status, err = interrupted(hub, stall, tmp_path, signal.SIGINT, "push", model, "org/tuned")
     assert (status, err) == (
         130,
         "\ninterrupted; nothing was committed; push again: what has arrived is not sent twice\n",

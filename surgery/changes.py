@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from ml_dtypes import finfo
@@ -11,10 +11,12 @@ from ml_dtypes import finfo
 from gemma_convert.convert.carry import around, known_names
 from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import AdapterError
+from gemma_convert.convert.hf_form import HEAD
 from gemma_convert.convert.layouts import HF, LAYOUTS, Spelling
-from gemma_convert.convert.model import Model
+from gemma_convert.convert.model import Model, read_model
 from gemma_convert.convert.network import Parameter
 from gemma_convert.convert.parts import Parts, take_apart
+from gemma_convert.convert.registry import families
 from gemma_convert.convert.relayout import relayout
 from gemma_convert.convert.tensor import Array, Tensor, ancestry, blocks, slices
 from gemma_convert.convert.values import Revalued
@@ -79,7 +81,7 @@ class Place:
 def places(
     tuned: Checkpoint, base: Checkpoint, model: Model, spelling: Spelling
 ) -> Iterator[Place]:
-    """Every weight that both have, text model first.
+    """Every weight that both have, text model first; of a base that ties it, the head too.
 
     Args:
         tuned: In any layout.
@@ -113,6 +115,8 @@ def places(
     for name, tensor in towers[0].items():
         if name in towers[1]:
             yield Place(name, tensor, towers[1][name], None, {})
+        elif name == HEAD and model.tied:
+            yield Place(name, tensor, text[1][embedding_name(model, spelling)], None, {})
 
 
 def _slack(tensor: Tensor, values: Array) -> Array | float:
@@ -136,7 +140,9 @@ def is_resized(place: Place, model: Model) -> bool:
 
 
 def _weights(checkpoint: Checkpoint, model: Model) -> Parts:
-    parts = take_apart(checkpoint, model)
+    config = checkpoint.config
+    tied = read_model(config, families()).tied if config else model.tied
+    parts = take_apart(checkpoint, replace(model, tied=tied))
     if parts.pairs or parts.spelling is None:
         raise AdapterError(
             f"{checkpoint.source}: it holds LoRA factors, where weights are compared",

@@ -125,7 +125,8 @@ def extract_lora(
         _take(found, place, model, spelling, limits, save_rest)
     if not found.pairs:
         raise _nothing_found(tuned.source, base.source, found)
-    copies, ties_head = frozenset(found.saved), model.tied and found.embedding in found.saved
+    copies = frozenset(found.saved)
+    ties_head = model.tied and found.embedding in found.saved and HEAD not in found.rest
     if ties_head and found.embedding:
         # PEFT copies the tied head too, and wants it in the file (ensure_weight_tying)
         found.saved[HEAD] = found.saved[found.embedding]
@@ -182,7 +183,8 @@ def _take(
     if place.parameter is not None and place.parameter.row.name == EMBEDDING:
         found.embedding = place.name
     # PEFT saves modules: a weight that lies in one by itself
-    if save and place.name.endswith(".weight") and place.parameter is not None:
+    module = place.parameter is not None or place.name == HEAD
+    if save and place.name.endswith(".weight") and module:
         found.saved[place.name] = Whole(place.tuned, place.base)
     else:
         found.leave(place, f"not of low rank: {reason}")
@@ -192,7 +194,7 @@ def _no_matrix(place: Place, resized: bool) -> str:
     """Why the change of a weight cannot be a pair; empty if it can."""
     row = place.parameter.row if place.parameter is not None else None
     if row is None:
-        return "outside the text model"
+        return "a head of its own" if place.name == HEAD else "outside the text model"
     if row.is_product:
         return ""
     if resized:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -412,6 +413,31 @@ def test_peft_loads_it_and_computes_what_was_tuned(tmp_path: Path) -> None:
     assert np.abs(tiny.hf_logits(resized) - expected).max() > 0.1
     found = tiny.hf_logits(PeftModel.from_pretrained(resized, tmp_path / "adapter").eval())
     assert np.abs(found - expected).max() < BOUND
+
+
+def test_a_head_that_came_apart_from_the_embedding(tmp_path: Path) -> None:
+    """Saved as a module, PEFT gives the base's tied head what the tuned one has."""
+    import torch
+    from peft import PeftModel
+
+    base = tiny.hf_model("gemma3")
+    base.save_pretrained(tmp_path / "base")
+    tuned = peft_oracle.peft_model(base, r=3, target_modules=["q_proj"]).merge_and_unload()
+    noise = torch.randn(509, 60, generator=torch.Generator().manual_seed(3))
+    tuned.lm_head.weight = torch.nn.Parameter(tuned.lm_head.weight.detach() + 0.1 * noise)
+    tuned.config.tie_word_embeddings = False
+    tuned.save_pretrained(tmp_path / "tuned")
+    expected = tiny.hf_logits(tuned)
+    assert extract(tmp_path, "--rank", 3) == 0
+    rest = {"name": "lm_head.weight", "reason": "a head of its own", "saved": False}
+    assert read(tmp_path / "adapter")["rest"] == [rest]
+    assert extract(tmp_path, "--rank", 3, "--save-rest", "--force") == 0
+    model = tiny.hf_model("gemma3")
+    assert np.abs(tiny.hf_logits(model) - expected).max() > 0.1
+    with warnings.catch_warnings():  # PEFT remarks that head and embedding were tied
+        warnings.simplefilter("ignore")
+        found = PeftModel.from_pretrained(model, tmp_path / "adapter").eval()
+    assert np.abs(tiny.hf_logits(found) - expected).max() < BOUND
 
 
 def test_tunix_restores_it(tmp_path: Path) -> None:

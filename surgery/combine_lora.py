@@ -111,6 +111,9 @@ def combine_lora(
     if not twice:
         refuse_twice(given)
     trained_on, notes = one_base(given)
+    bases = _bases(sources)
+    if len(bases) > 1:
+        notes += (f"the adapters name several bases, {', '.join(bases)}: are they one model?",)
     adapters = [in_form(adapter, model, to_peft=as_peft) for adapter in given]
     names = list(dict.fromkeys(name for adapter in adapters for name in adapter.pairs))
     pairs: dict[str, Pair] = {}
@@ -128,7 +131,7 @@ def combine_lora(
         dict.fromkeys(pairs, 1.0),
         adapters[0].spelling,
         " + ".join(adapter.source for adapter in adapters),
-        notes=(*(note for adapter in adapters for note in adapter.notes), *notes),
+        notes=(*(n for adapter in adapters for n in adapter.notes), *notes),
         unused=tuple(left for adapter in adapters for left in adapter.unused),
         trained_on=trained_on,
     )
@@ -140,7 +143,7 @@ def combine_lora(
         model,
         details=_details(given, adapters, made, recipe),
         summary=_summary(adapters, made, recipe),
-        base=_base(sources),
+        base=next(iter(bases.items()), (None, None)),
     )
 
 
@@ -200,13 +203,11 @@ def _thinned(name: str, side: str, share: _Share, recipe: Recipe) -> Array:
     return drop(factor, recipe.density, random)
 
 
-def _base(sources: Sequence[Source]) -> tuple[str | None, str | None]:
-    """Hub id and revision that the first PEFT adapter names."""
-    for source in sources:
-        config = source.checkpoint.metadata.get("adapter_config", {})
-        if config.get("base_model_name_or_path"):
-            return config["base_model_name_or_path"], config.get("revision")
-    return None, None
+def _bases(sources: Sequence[Source]) -> dict[str, str | None]:
+    """The bases that PEFT adapters name, by Hub id or path, each with its revision."""
+    configs = [source.checkpoint.metadata.get("adapter_config", {}) for source in sources]
+    named = [(c.get("base_model_name_or_path"), c.get("revision")) for c in configs]
+    return {str(name): revision for name, revision in named if name}
 
 
 def _details(

@@ -201,6 +201,19 @@ def test_formats_mix(form: str, tmp_path: Path, two: list[dict[str, Array]]) -> 
         assert np.allclose(by_module[name], delta, rtol=0, atol=1e-6), name
 
 
+def test_adapters_of_several_bases_are_remarked(tmp_path: Path, capsys: Any) -> None:
+    values = factors("model.layers.0.self_attn.q_proj", 10, 42)
+    for number, name in enumerate(("google/gemma-3-1b-it", "google/gemma-3-1b-pt")):
+        scaled = {key: array * (1 + number) for key, array in values.items()}
+        write(tmp_path / name[-2:], scaled, base_model_name_or_path=name, revision=f"r{number}")
+    words = ["surgery", "combine-lora", tmp_path / "it", tmp_path / "pt"]
+    assert run_cli(*words, "--out", tmp_path / "both") == 0
+    told = "the adapters name several bases, google/gemma-3-1b-it, google/gemma-3-1b-pt: are they"
+    assert told in capsys.readouterr().err
+    config = json.loads((tmp_path / "both" / "adapter_config.json").read_text())
+    assert (config["base_model_name_or_path"], config["revision"]) == ("google/gemma-3-1b-it", "r0")
+
+
 def test_tunix_adapters_need_no_base(tmp_path: Path) -> None:
     values = orbax(tmp_path)
     write_orbax_run(tmp_path / "other", factor_arrays(GEMMA3, F32, seed=4), {"lora_alpha": 5})

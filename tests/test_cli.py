@@ -18,6 +18,7 @@ from tests.checkpoints import (
     ALPHA,
     BF16,
     F32,
+    GEMMA3,
     GEMMA4,
     base_arrays,
     factor_arrays,
@@ -231,3 +232,12 @@ def test_as_a_module_the_exit_code_reaches_the_shell() -> None:
     for arguments, code in ((["--version"], 0), (["inspect", "/no/such/path"], 1), (["nope"], 2)):
         command = [sys.executable, "-m", "gemma_convert", *arguments]
         assert subprocess.run(command, capture_output=True, check=False).returncode == code
+
+
+def test_an_error_of_the_system_is_told_with_its_path(tmp_path: Path, capsys: Any) -> None:
+    base = write_base(tmp_path / "base", GEMMA3, base_arrays(GEMMA3, "model."))
+    out = tmp_path / ("x" * 300)
+    assert run_cli("hf-to-orbax", base, "--layout", "tunix", "--out", out) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {tmp_path}/")
+    assert err.endswith("File name too long; see to the path and its permissions\n")

@@ -100,6 +100,8 @@ def _one_line(error: Exception) -> str:
     from gemma_convert.convert.errors import GemmaConvertError
     from gemma_convert.convert.printable import one_line
 
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return one_line(f"{error.filename}: {error.strerror}; see to the path and its permissions")
     text = one_line(" ".join(str(error).split()))
     if isinstance(error, GemmaConvertError | OSError):
         return text

@@ -5,6 +5,7 @@ It is written as ``conversion.json`` into the output and shown as a table.
 
 from __future__ import annotations
 
+import json
 import platform
 import resource
 import shlex
@@ -205,6 +206,11 @@ def peak_memory() -> int:
     """Largest resident set of this process so far, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def ledger_text(ledger: Mapping[str, Any]) -> str:
+    """A ledger as its file has it."""
+    return json.dumps(ledger, indent=2, allow_nan=False) + "\n"
 
 
 def file_digests(directory: Path, known: Mapping[str, str]) -> dict[str, dict[str, Any]]:

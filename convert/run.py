@@ -14,7 +14,13 @@ from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.digests import sha256_of
 from gemma_convert.convert.errors import AdapterError
 from gemma_convert.convert.job import Job
-from gemma_convert.convert.ledger import LEDGER_NAME, file_digests, make_ledger, versions
+from gemma_convert.convert.ledger import (
+    LEDGER_NAME,
+    file_digests,
+    ledger_text,
+    make_ledger,
+    versions,
+)
 from gemma_convert.convert.writers.directory import check_output
 from gemma_convert.convert.writers.journal import Journal
 from gemma_convert.convert.writers.staging import already_made, staged_bytes, staging
@@ -96,8 +102,7 @@ def run(
 def _keep(ledger: dict[str, Any], directory: Path, out: Path, digests: Mapping[str, str]) -> None:
     """Write the ledger of ``out`` beside the files that it lists."""
     ledger["output"] = {"path": str(out), "files": file_digests(directory, digests)}
-    text = json.dumps(ledger, indent=2, allow_nan=False) + "\n"
-    (directory / LEDGER_NAME).write_text(text, encoding="utf-8")
+    (directory / LEDGER_NAME).write_text(ledger_text(ledger), encoding="utf-8")
 
 
 def identify(job: Job, command: Iterable[str], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,8 +159,9 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         for old, new in zip(then, now["inputs"], strict=False):
             if old != new:
                 return f"what was {old} then is {new} now"
-    for name, stamp in now["files"].items():
-        if before.get("files", {}).get(name, stamp) != stamp:
+    files: Mapping[str, Any] = before.get("files", {})
+    for name in sorted(files.keys() | now["files"].keys()):
+        if files.get(name) != now["files"].get(name):
             return f"{name} has changed since"
     return "it was another command"
 

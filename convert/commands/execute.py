@@ -25,7 +25,7 @@ from gemma_convert.convert.commands.to_bucket import (
 from gemma_convert.convert.job import Job
 from gemma_convert.convert.layouts import HF
 from gemma_convert.convert.printable import one_line
-from gemma_convert.convert.run import Check, check_run, run
+from gemma_convert.convert.run import Check, check_run, identify, run
 from gemma_convert.convert.writers.journal import Journal
 
 _Advance = Callable[[int], None]
@@ -103,7 +103,10 @@ def execute(
         )
 
     if url is not None:
-        ledger = run_to_bucket(job, url, make, force=options.force, quiet=options.quiet)
+        identity = identify(job, command_line(), settings)
+        ledger = run_to_bucket(
+            url, make, identity, force=options.force, quiet=options.quiet, tell=tell
+        )
     else:
         ledger = make(options.out, force=options.force)
     if options.as_json or not options.quiet:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gemma_convert.console import command_line, progress
+from gemma_convert.console import progress
 from gemma_convert.convert.bucket.objects import GS, Objects, parse_bucket_path
 from gemma_convert.convert.bucket.write import check_bucket, upload_directory
-from gemma_convert.convert.digests import sha256_of
 from gemma_convert.convert.errors import InputError, OutputError
-from gemma_convert.convert.job import Job
-from gemma_convert.convert.ledger import LEDGER_NAME, input_entries, versions
+from gemma_convert.convert.ledger import LEDGER_NAME, file_digests, ledger_text
+from gemma_convert.convert.readers.jsonfile import read_object
 from gemma_convert.convert.readers.remote import remote_path
+from gemma_convert.convert.run import difference
 from gemma_convert.convert.writers.staging import AGAIN
 
 STAGING_VARIABLE = "GEMMA_CONVERT_STAGING"
@@ -58,24 +57,26 @@ def check_to_bucket(url: str, *, force: bool) -> None:
 
 
 def run_to_bucket(
-    job: Job,
     url: str,
     convert: Callable[[Path], dict[str, Any]],
+    identity: Mapping[str, Any],
     *,
     force: bool,
     quiet: bool,
+    tell: Callable[[str], None],
 ) -> dict[str, Any]:
     """Make an output in the staging directory, upload it, and remove it here.
 
-    An upload that was interrupted goes on without converting again: what the same command made of
-    the same inputs is still there.
+    An upload that was interrupted goes on without converting again: what a run of the same identity
+    made is still there.
 
     Args:
-        job: What is made.
         url: Where it goes.
-        convert: Makes it in a local directory and returns its ledger.
+        convert: Makes it in a local directory, whatever lies there, and returns its ledger.
+        identity: What the output depends on; see `identify`.
         force: Whether what is at the target may be replaced.
         quiet: Whether to show no progress.
+        tell: Told why what an earlier run made is not used.
 
     Raises:
         OutputError: The target is not empty, or differs from what was made in the end.
@@ -84,12 +85,15 @@ def run_to_bucket(
     objects, path = Objects(), parse_bucket_path(url)
     check_bucket(objects, path, force=force)
     local = staging_directory(url)
-    ledger = _made_before(local, job) or convert(local)
-    ledger["output"]["path"] = url
-    text = json.dumps(ledger, indent=2, allow_nan=False) + "\n"
-    written = local.with_name(f"{local.name}.{LEDGER_NAME}")
-    written.write_text(text, encoding="utf-8")
-    written.replace(local / LEDGER_NAME)
+    record = local.with_name(f"{local.name}.json")
+    identity = json.loads(json.dumps(identity, default=dict))
+    ledger = _made_before(local, record, identity, tell)
+    if ledger is None:
+        record.unlink(missing_ok=True)
+        ledger = convert(local)
+        ledger["output"]["path"] = url
+        _write(record, {"identity": identity, "ledger": ledger})
+    (local / LEDGER_NAME).write_text(ledger_text(ledger), encoding="utf-8")
     total = sum(entry.stat().st_size for entry in local.rglob("*") if entry.is_file())
     try:
         with progress("uploading", total, quiet=quiet) as advance:
@@ -97,16 +101,16 @@ def run_to_bucket(
     except KeyboardInterrupt as error:
         error.add_note(f"what was made is kept in {local}; {AGAIN}")
         raise
-    _remove(local)
+    record.unlink()  # first: without it nothing of the directory is taken for an output
+    shutil.rmtree(local)
     return ledger
 
 
-def _remove(local: Path) -> None:
-    """Remove a directory so that a kill leaves nothing of it that `_made_before` takes for it."""
-    uploaded = local.with_name(f"{local.name}.uploaded")
-    shutil.rmtree(uploaded, ignore_errors=True)  # left by a kill
-    local.rename(uploaded)
-    shutil.rmtree(uploaded)
+def _write(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file that is whole or not there."""
+    whole = path.with_name(f"{path.name}.new")
+    whole.write_text(json.dumps(value), encoding="utf-8")
+    whole.replace(path)
 
 
 def staging_directory(url: str) -> Path:
@@ -116,22 +120,21 @@ def staging_directory(url: str) -> Path:
     return Path(root) / f"{name}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
 
 
-def _made_before(local: Path, job: Job) -> dict[str, Any] | None:
-    """The ledger of what this very command left here, complete but not yet in the bucket."""
-    path = local / LEDGER_NAME
-    if not path.is_file():
+def _made_before(
+    local: Path, record: Path, identity: Mapping[str, Any], tell: Callable[[str], None]
+) -> dict[str, Any] | None:
+    """The ledger of what a run of this identity left here, whole but not yet in the bucket."""
+    try:
+        made = read_object(record) if record.is_file() else {}
+    except InputError:
         return None
-    ledger: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    same = (
-        ledger.get("command") == shlex.join(command_line())
-        and ledger.get("inputs") == input_entries(job)
-        and ledger.get("versions") == versions()
-        and all(_copied(ledger, name, path) for name, path in job.plan.target.files.items())
-    )
-    return ledger if same else None
-
-
-def _copied(ledger: Mapping[str, Any], name: str, path: Path) -> bool:
-    """Whether a side file, if the output has it, is still what was copied there."""
-    entry = ledger["output"]["files"].get(name)
-    return entry is None or entry["sha256"] == sha256_of(path)
+    if not made:
+        return None
+    why = "" if made["identity"] == identity else difference(made["identity"], identity)
+    ledger: dict[str, Any] = made["ledger"]
+    if not why and file_digests(local, {}) != ledger["output"]["files"]:
+        why = f"{local} has changed since"
+    if why:
+        tell(f"what an interrupted run made for {ledger['output']['path']} is thrown away: {why}")
+        return None
+    return ledger

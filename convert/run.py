@@ -159,9 +159,9 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         for old, new in zip(then, now["inputs"], strict=False):
             if old != new:
                 return f"what was {old} then is {new} now"
-    files: Mapping[str, Any] = before.get("files", {})
-    for name in sorted(files.keys() | now["files"].keys()):
-        if files.get(name) != now["files"].get(name):
+    copied: Mapping[str, Any] = before.get("files", {})
+    for name in sorted(copied.keys() | now["files"].keys()):
+        if copied.get(name) != now["files"].get(name):
             return f"{name} has changed since"
     return "it was another command"
 

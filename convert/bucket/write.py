@@ -22,7 +22,8 @@ from gemma_convert.convert.readers.safetensors import CONFIG_NAME
 from gemma_convert.convert.readers.skeleton import INDEX_SUFFIX
 
 COPYING = ".gemma-convert-copying"
-"""An object beside the uploaded files once all are there: from then on they are copied."""
+"""An object beside the uploaded files once all are there: from then on they are copied. It holds
+the mark of the run that does."""
 
 _BLOCK_BYTES = 8 << 20
 _RANKS = {
@@ -40,15 +41,15 @@ def partial(path: BucketPath) -> BucketPath:
     return BucketPath(path.bucket, f"{path.prefix}.partial")
 
 
-def check_bucket(objects: Objects, path: BucketPath, *, force: bool) -> None:
-    """Refuse a target that holds something, unless an interrupted copy left it or ``force``.
+def check_bucket(objects: Objects, path: BucketPath, mark: bytes, *, force: bool) -> None:
+    """Refuse a target that holds something, unless a copy of this ``mark`` left it or ``force``.
 
     Raises:
         OutputError: It is the top of a bucket, or not empty.
     """
     if not path.prefix:
         raise OutputError(f"output {path} is a whole bucket", "give a path in it")
-    if force or not objects.list(path) or COPYING in objects.list(partial(path)):
+    if force or not objects.list(path) or _copying(objects, path) == mark:
         return
     raise OutputError(
         f"output {path} exists and is not empty",
@@ -56,10 +57,20 @@ def check_bucket(objects: Objects, path: BucketPath, *, force: bool) -> None:
     )
 
 
+def _copying(objects: Objects, path: BucketPath) -> bytes | None:
+    """The mark of the run whose copy to ``path`` has begun, if one has."""
+    staged = partial(path)
+    found = objects.list(staged).get(COPYING)
+    if found is None:
+        return None
+    return objects.read(staged / COPYING, 0, found.size, found.generation)
+
+
 def upload_directory(
     objects: Objects,
     directory: Path,
     path: BucketPath,
+    mark: bytes,
     *,
     progress: Callable[[int], None] = lambda nbytes: None,
 ) -> None:
@@ -69,6 +80,7 @@ def upload_directory(
         objects: The client.
         directory: A local directory.
         path: A target that `check_bucket` accepts.
+        mark: Of the run.
         progress: Called with the bytes of each file that is there.
 
     Raises:
@@ -95,8 +107,7 @@ def upload_directory(
         progress(local[name])
     found = objects.list(staged)
     _check(staged, [name for name in files if not same(name, found)])
-    if COPYING not in found:
-        objects.write(b"", staged / COPYING)
+    objects.write(mark, staged / COPYING)
     _copy(objects, staged, path, files, same)
     objects.delete(staged / name for name in [*files, COPYING])
 

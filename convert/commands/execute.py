@@ -69,7 +69,7 @@ def execute(
         check_push(push)
     if options.dry_run:
         if url is not None:
-            check_to_bucket(url, force=options.force)
+            check_to_bucket(url, identify(job, command_line(), settings), force=options.force)
         out, force = (staging_directory(url), True) if url else (options.out, options.force)
         check_run(job, out, force=force, inputs=inputs)
         show_plan(job, as_json=options.as_json)

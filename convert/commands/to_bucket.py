@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from gemma_convert.convert.ledger import LEDGER_NAME, file_digests, ledger_text
 from gemma_convert.convert.readers.jsonfile import read_object
 from gemma_convert.convert.readers.remote import remote_path
 from gemma_convert.convert.run import difference
+from gemma_convert.convert.writers.lock import LOCK_NAME, locked
 from gemma_convert.convert.writers.staging import AGAIN
 
 STAGING_VARIABLE = "GEMMA_CONVERT_STAGING"
@@ -51,9 +53,9 @@ def bucket_url(out: Path, inputs: Sequence[Path]) -> str | None:
     return ours
 
 
-def check_to_bucket(url: str, *, force: bool) -> None:
+def check_to_bucket(url: str, identity: Mapping[str, Any], *, force: bool) -> None:
     """Refuse a target in a bucket before any work; see `check_bucket`."""
-    check_bucket(Objects(), parse_bucket_path(url), force=force)
+    check_bucket(Objects(), parse_bucket_path(url), _mark(identity), force=force)
 
 
 def run_to_bucket(
@@ -82,42 +84,63 @@ def run_to_bucket(
         OutputError: The target is not empty, or differs from what was made in the end.
         RemoteError: The storage refuses or cannot be reached.
     """
-    objects, path = Objects(), parse_bucket_path(url)
-    check_bucket(objects, path, force=force)
+    objects, path, mark = Objects(), parse_bucket_path(url), _mark(identity)
     local = staging_directory(url)
-    record = local.with_name(f"{local.name}.json")
-    identity = json.loads(json.dumps(identity, default=dict))
-    ledger = _made_before(local, record, identity, tell)
-    if ledger is None:
-        record.unlink(missing_ok=True)
-        ledger = convert(local)
-        ledger["output"]["path"] = url
-        _write(record, {"identity": identity, "ledger": ledger})
-    (local / LEDGER_NAME).write_text(ledger_text(ledger), encoding="utf-8")
-    total = sum(entry.stat().st_size for entry in local.rglob("*") if entry.is_file())
-    try:
-        with progress("uploading", total, quiet=quiet) as advance:
-            upload_directory(objects, local, path, progress=advance)
-    except KeyboardInterrupt as error:
-        error.add_note(f"what was made is kept in {local}; {AGAIN}")
-        raise
-    record.unlink()  # first: without it nothing of the directory is taken for an output
-    shutil.rmtree(local)
+    record = local.with_name("made.json")
+    local.parent.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(local.parent):
+        check_bucket(objects, path, mark, force=force)
+        ledger = _made_before(local, record, json.loads(_text(identity)), tell)
+        if ledger is None:
+            record.unlink(missing_ok=True)
+            ledger = convert(local)
+            ledger["output"]["path"] = url
+            _write(record, {"identity": identity, "ledger": ledger})
+        (local / LEDGER_NAME).write_text(ledger_text(ledger), encoding="utf-8")
+        total = sum(entry.stat().st_size for entry in local.rglob("*") if entry.is_file())
+        try:
+            with progress("uploading", total, quiet=quiet) as advance:
+                upload_directory(objects, local, path, mark, progress=advance)
+        except KeyboardInterrupt as error:
+            error.add_note(f"what was made is kept in {local}; {AGAIN}")
+            raise
+        record.unlink()  # first: without it nothing of the directory is taken for an output
+        shutil.rmtree(local)
     return ledger
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """`locked`, and the directory removed in the end if nothing was left in it."""
+    with locked(directory):
+        try:
+            yield
+        finally:
+            if [path.name for path in directory.iterdir()] == [LOCK_NAME]:
+                shutil.rmtree(directory)
+
+
+def _mark(identity: Mapping[str, Any]) -> bytes:
+    """What tells one's own objects in a bucket from those of another command."""
+    return hashlib.sha256(_text(identity).encode()).hexdigest().encode()
+
+
+def _text(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, default=dict)
 
 
 def _write(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON file that is whole or not there."""
     whole = path.with_name(f"{path.name}.new")
-    whole.write_text(json.dumps(value), encoding="utf-8")
+    whole.write_text(_text(value), encoding="utf-8")
     whole.replace(path)
 
 
 def staging_directory(url: str) -> Path:
-    """Where an output for ``url`` is made: the same directory each time."""
+    """Where an output for ``url`` is made: the same each time, in a directory of its own."""
     root = os.environ.get(STAGING_VARIABLE) or Path.home() / ".cache" / "gemma-convert" / "staging"
     name = url.rpartition("/")[2]
-    return Path(root) / f"{name}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
+    return Path(root) / f"{name}-{hashlib.sha256(url.encode()).hexdigest()[:12]}" / "output"
 
 
 def _made_before(

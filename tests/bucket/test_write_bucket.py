@@ -88,8 +88,8 @@ def test_what_fails_its_validation_does_not_get_there(
     assert run_cli(*words, bucket.url("wrong")) == 1
     assert bucket.names("wrong") == []
     (left,) = staging.iterdir()
-    assert left.name.endswith(".rejected")
-    assert str(left / "report.html") in capsys.readouterr().err
+    assert {path.name for path in left.iterdir()} == {"lock", "output.rejected"}
+    assert str(left / "output.rejected" / "report.html") in capsys.readouterr().err
 
 
 def test_orbax_into_a_bucket(bucket: Bucket, staging: Path, tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_killed_around_the_upload(
         if moment == "removal":
 
             def remove(path: Path | str, **options: Any) -> None:
-                if Path(path).is_dir() and Path(path).parent == staging:
+                if Path(path).name == "output" and Path(path).parent.parent == staging:
                     next(Path(path).glob("*.safetensors")).unlink()
                     raise Cut
 
@@ -218,7 +218,7 @@ def test_killed_around_the_upload(
             real = Path.write_text
 
             def write(self: Path, data: str, **options: Any) -> int:
-                if self.parent != staging:
+                if self.parent.parent != staging:
                     return real(self, data, **options)
                 real(self, data[:9], **options)
                 raise Cut
@@ -279,6 +279,52 @@ def test_another_job_does_not_take_over_what_is_left(
     other = [*merge, "--dtype", "float32"]
     assert run_cli(*other, "--quiet", "--out", bucket.url("out")) == 0
     assert without_ledger(bucket.files("out")) == without_ledger(expected(other, tmp_path / "o"))
+
+
+def test_two_runs_to_one_target_exclude_each_other(
+    bucket: Bucket,
+    merge: Merge,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """While the first one uploads, too."""
+    url = bucket.url("out")
+    codes = []
+    real = Objects.upload
+
+    def upload(self: Objects, local: Path, path: BucketPath) -> None:
+        if not codes:
+            codes.append(run_cli(*merge, "--quiet", "--out", url))
+        real(self, local, path)
+
+    monkeypatch.setattr(Objects, "upload", upload)
+    assert run_cli(*merge, "--quiet", "--out", url) == 0
+    assert codes == [1]
+    assert "another run is writing there (process" in capsys.readouterr().err
+
+
+def test_what_another_command_copied_is_not_replaced(
+    bucket: Bucket,
+    merge: Merge,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Killed when all is there but its own traces."""
+    url = bucket.url("out")
+    with monkeypatch.context() as patch:
+        patch.setattr(Objects, "delete", lambda *args: (_ for _ in ()).throw(Cut()))
+        patch.setattr("gemma_convert.convert.bucket.write._copy", lambda *args: None)
+        assert run_cli(*merge, "--quiet", "--out", url) == 1
+    bucket.put("out/config.json", b"{}")
+    other = [*merge, "--dtype", "float32", "--quiet", "--out", url]
+    assert run_cli(*other) == 1
+    assert f"output {url} exists and is not empty" in capsys.readouterr().err
+    assert bucket.files("out") == {"config.json": b"{}"}
+    assert run_cli(*other, "--force") == 0
+    assert without_ledger(bucket.files("out")) == without_ledger(
+        expected([*merge, "--dtype", "float32"], tmp_path / "o")
+    )
 
 
 def test_a_target_that_is_not_empty(

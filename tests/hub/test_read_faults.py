@@ -164,7 +164,7 @@ def test_a_client_that_another_thread_has_closed() -> None:
     client = httpx.Client()
     client.close()
     with (
-        pytest.raises(PassingError, match="^org/x: the Hub cannot be reached"),
+        pytest.raises(PassingError, match=r"^org/x: the Hub cannot be reached"),
         hub_errors("org/x"),
     ):
         client.get("http://127.0.0.1:9")

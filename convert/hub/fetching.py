@@ -65,7 +65,7 @@ def fetch(api: HfApi, path: HubPath, names: Iterable[str], files: Files) -> Path
     with cache_errors(str(path)):
         _require_room(str(path), sum(files[name].size for name in missing))
     stop = Event()
-    download = partial(_download, api, path, files, _bar(stop))
+    download = partial(_download, api, path, files, stop)
     with bars_on_terminals():
         try:
             side_by_side([partial(patiently, partial(download, name)) for name in missing], stop)
@@ -92,15 +92,17 @@ def _require_room(what: str, nbytes: int) -> None:
         )
 
 
-def _download(api: HfApi, path: HubPath, files: Files, bar: type[Any], name: str) -> None:
+def _download(api: HfApi, path: HubPath, files: Files, stop: Event, name: str) -> None:
     what = f"{path}/{name}"
+    if stop.is_set():
+        raise _StoppedError
     with cache_errors(what), hub_errors(what):
         found = Path(
             api.hf_hub_download(
                 path.repo,
                 f"{path.folder}/{name}" if path.folder else name,
                 revision=path.revision,
-                tqdm_class=bar,
+                tqdm_class=_bar(stop),
             )
         )
         arrived = hash_file(name, found, lambda nbytes: None)

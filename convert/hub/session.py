@@ -82,7 +82,7 @@ def hub_errors(what: str) -> Iterator[None]:
         yield
     except Exception as error:
         # The client wraps what happens in its upload threads in a RuntimeError.
-        inner = error.__cause__ if type(error) is RuntimeError else error
+        inner = error.__cause__ if type(error) is RuntimeError and error.__cause__ else error
         told = _translated(what, inner) if isinstance(inner, Exception) else None
         if told is None:
             raise
@@ -116,6 +116,9 @@ def _translated(what: str, error: Exception) -> GemmaConvertError | None:
     if isinstance(error, errors.HfHubHTTPError):
         return _refused(what, error)
     if isinstance(error, httpx.HTTPError | ConnectionError | TimeoutError):
+        return _failed(f"{what}: the Hub cannot be reached", error)
+    if isinstance(error, RuntimeError) and "client has been closed" in str(error):
+        # By another thread, as the Hub's client does where it cannot connect.
         return _failed(f"{what}: the Hub cannot be reached", error)
     if isinstance(error, ValueError):  # what the client says of an answer it does not understand
         return _failed(f"{what}: the Hub refused", error)

@@ -18,7 +18,8 @@ from gemma_convert.interrupts import check_interrupt
 
 AT_ONCE = 4
 _TURN_SECONDS = 0.2
-_GRACE_SECONDS = 1.0
+_GRACE_SECONDS = 10.0
+_GRACE_OF_INTERRUPTS = 1.0
 """For threads that are told to stop, to clean up."""
 
 
@@ -55,11 +56,12 @@ def side_by_side(tasks: Iterable[Callable[[], None]], stop: Event | None = None)
         for _ in range(count):
             if (error := _taken(ended)) is not None:
                 raise error
-    except BaseException:
+    except BaseException as error:
         left.clear()
         stop.set()
         _abort_xet()
-        deadline = monotonic() + _GRACE_SECONDS
+        hasty = isinstance(error, KeyboardInterrupt)
+        deadline = monotonic() + (_GRACE_OF_INTERRUPTS if hasty else _GRACE_SECONDS)
         for thread in threads[:count]:
             if thread.ident is not None:
                 thread.join(max(0.0, deadline - monotonic()))

@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import save
 
 from gemma_convert.convert.hub import fetching
+from gemma_convert.convert.hub.session import PassingError, hub_errors
 from gemma_convert.convert.readers import open_base, open_headers
 from tests.checkpoints import (
     ALPHA,
@@ -154,3 +155,16 @@ def test_a_long_header_from_such_a_server(hub: Hub) -> None:
     hub.add("org/long", {"model.safetensors": save(values), "config.json": json.dumps({}).encode()})
     hub.knows_ranges = False
     assert list(open_headers("hf://org/long")) == list(values)
+
+
+def test_a_client_that_another_thread_has_closed() -> None:
+    """huggingface_hub closes the client of all threads where one of them cannot connect."""
+    import httpx
+
+    client = httpx.Client()
+    client.close()
+    with (
+        pytest.raises(PassingError, match=r"^org/x: the Hub cannot be reached"),
+        hub_errors("org/x"),
+    ):
+        client.get("http://127.0.0.1:9")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from gemma_convert.convert.errors import AdapterError
 from gemma_convert.convert.layouts import Layout, Spelling
 from gemma_convert.convert.model import Model
@@ -12,7 +14,7 @@ from gemma_convert.convert.network import Parameter
 from gemma_convert.convert.pattern import Pattern
 from gemma_convert.convert.relayout import Relaid, agree
 from gemma_convert.convert.repeats import Part
-from gemma_convert.convert.tensor import Tensor, Zeros
+from gemma_convert.convert.tensor import Tensor, Zeros, cast
 from gemma_convert.convert.values import AS_IT_IS, Affine, Revalued
 from gemma_convert.surgery.adapters.adapter import Adapter, Pair
 from gemma_convert.surgery.adapters.forms import QWIX, RANK, Form
@@ -23,6 +25,8 @@ from gemma_convert.surgery.adapters.stacked_ranks import (
     rank_axis,
     same_values,
 )
+
+_FLOAT32 = np.dtype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,7 @@ def _require_factors(adapter: Adapter, placed: Mapping[str, Placed], form: Form)
 def _joined(adapter: Adapter, name: str, group: list[Placed]) -> tuple[_Group, str]:
     """The pairs of one target weight with one A and one rank, and a note of what that took."""
     first, layout = group[0], adapter.spelling.layout
-    scaled = tuple(_scaled(p, first.scale) for p in group)
+    scaled = _scaled(group, first.scale)
     if all(same_values(first.pair.a, p.pair.a) for p in group[1:]):
         return _Group(tuple(group), first.pair.a, scaled, first.pair.rank), ""
     a = Joined([p.pair.a for p in group], rank_axis(first, layout, 0))
@@ -193,15 +197,19 @@ def _silent(
     ]
 
 
-def _scaled(placed: Placed, scale: float) -> Tensor:
-    """B multiplied so that the pair's scale becomes ``scale``, in B's dtype."""
-    ratio, b = placed.scale / scale, placed.pair.b
-    return b if ratio == 1 else multiplied(b, ratio)
+def _scaled(group: list[Placed], scale: float) -> tuple[Tensor, ...]:
+    """The B's multiplied so that all pairs have ``scale``; in float32 where that would round."""
+    made = [multiplied(p.pair.b, p.scale / scale) for p in group]
+    dtype = max((b.dtype for b in made), key=lambda dtype: dtype.itemsize)
+    return tuple(cast(b, dtype) for b in made)
 
 
 def multiplied(tensor: Tensor, factor: float) -> Tensor:
-    """``tensor`` times ``factor``, computed in float32 and rounded once to its own dtype."""
-    return Revalued(tensor, AS_IT_IS, Affine(factor), tensor.dtype)
+    """``tensor`` times ``factor``; of 16 bits, in float32 unless it is the same numbers."""
+    if factor == 1:
+        return tensor
+    change, wide = Affine(factor), max(tensor.dtype, _FLOAT32, key=lambda dtype: dtype.itemsize)
+    return Revalued(tensor, AS_IT_IS, change, tensor.dtype if change.is_exact else wide)
 
 
 def _summed(notes: list[str]) -> tuple[str, ...]:

@@ -159,21 +159,29 @@ def test_target_modules_are_met_once_and_no_tower_is_hit(tmp_path: Path) -> None
         assert not check_target_module_exists(config, path)
 
 
-def test_unequal_factors_of_key_and_value_are_stacked(tmp_path: Path) -> None:
-    """Ranks 2 and 3, scales 2.5 and 4: k's delta and v's, each with its own, in one pair."""
-    key = factors("model.layers.0.self_attn.k_proj", 10, 21)
-    value = factors("model.layers.0.self_attn.v_proj", 10, 21, rank=3)
+def in_dtype(values: dict[str, Array], dtype: Any) -> dict[str, Array]:
+    return {name: array.astype(dtype) for name, array in values.items()}
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_unequal_factors_of_key_and_value_are_stacked(dtype: Any, tmp_path: Path) -> None:
+    """Ranks 2 and 3, scales 2.5 and 4: k's delta and v's, each with its own, in one pair.
+
+    Multiplied by 1.6, factors of 16 bits are no longer such.
+    """
+    key = in_dtype(factors("model.layers.0.self_attn.k_proj", 10, 21), dtype)
+    value = in_dtype(factors("model.layers.0.self_attn.v_proj", 10, 21, rank=3), dtype)
     patterns = {"rank_pattern": {"v_proj": 3}, "alpha_pattern": {"v_proj": 12}}
     write_base(tmp_path / "base", GEMMA3, {})
     write(tmp_path / "adapter", {**key, **value}, **patterns)
     root = to_orbax(tmp_path, tmp_path / "adapter")
-    found = arrays(open_orbax(root))
+    found = in_dtype(arrays(open_orbax(root)), F32)
     kv = "layers.0.attn.kv_einsum.w_lora_"
     assert found.keys() == {f"{kv}a", f"{kv}b"}
     assert (found[f"{kv}a"].shape, found[f"{kv}b"].shape) == ((10, 5), (5, 2, 3, 7))
     delta = 2.5 * np.einsum("dr,rskh->skhd", found[f"{kv}a"], found[f"{kv}b"]).reshape(2, 21, 10)
     for half, (scale, pair) in enumerate(((2.5, key), (4.0, value))):
-        a, b = pair.values()
+        a, b = in_dtype(pair, F32).values()
         assert np.allclose(delta[half], scale * (b @ a), rtol=0, atol=1e-5)  # |delta| < 10
     ledger = json.loads((root / "conversion.json").read_text())
     assert ledger["notes"] == [

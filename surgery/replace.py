@@ -10,6 +10,7 @@ from gemma_convert.convert.layouts import HF, Spelling
 from gemma_convert.convert.model import Model
 from gemma_convert.convert.relayout import relayout
 from gemma_convert.convert.tensor import Tensor, cast
+from gemma_convert.convert.vocabulary import embedding_name
 from gemma_convert.surgery.adapters.adapter import Adapter
 from gemma_convert.surgery.adapters.peft_keys import weight_name
 
@@ -66,6 +67,14 @@ def _spelled(
     text = {name: tensor for name, tensor in adapter.saved.items() if name in names}
     known = {weight_name(name): name for name in weights} if spelling.layout is HF else {}
     found = {known.get(n, n): tensor for n, tensor in adapter.saved.items() if n not in text}
+    saved = text.get(embedding_name(model, adapter.spelling))
+    rows = model.common.sizes["v"]
+    if saved is not None and saved.shape[:1] not in ((), (rows,)):
+        raise AdapterError(
+            f"{adapter.source}: it saved the embedding of {saved.shape[0]} tokens, the base has "
+            f"{rows}: tokens were added in training",
+            f"resize the base first, with transformers' resize_token_embeddings({saved.shape[0]})",
+        )
     if text:
         some = Checkpoint(text, source=adapter.source)
         found |= relayout(some, model, adapter.spelling, spelling, partial=True)

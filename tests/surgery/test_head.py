@@ -108,3 +108,13 @@ def test_an_untied_base_keeps_its_own_head() -> None:
     a, b = pair.values()
     assert np.allclose(target[HEAD].numpy(), values(5) + 2.5 * (b @ a), rtol=0, atol=1e-5)
     assert np.array_equal(target[EMBEDDING].numpy(), weights[EMBEDDING])
+
+
+def test_an_embedding_with_more_tokens_than_the_base() -> None:
+    more = np.ones((29, 10), F32)
+    with pytest.raises(AdapterError) as error:
+        merge({f"{STEM}model.embed_tokens.weight": more}, modules_to_save=["embed_tokens"])
+    assert str(error.value).endswith(
+        ": it saved the embedding of 29 tokens, the base has 23: tokens were added in "
+        "training; resize the base first, with transformers' resize_token_embeddings(29)"
+    )

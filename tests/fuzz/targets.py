@@ -70,7 +70,8 @@ def look_and_plan(checkpoint: Checkpoint) -> None:
 def look_and_resolve(checkpoint: Checkpoint) -> None:
     """What is done with an adapter before it is placed in a base."""
     look(checkpoint)
-    opened(adapter_source(checkpoint), 5.0)
+    source = adapter_source(checkpoint)
+    opened(source, 5.0 if source.takes_alpha else None)
 
 
 def read_values(checkpoint: Checkpoint) -> dict[str, Array]:

@@ -153,6 +153,11 @@ def model_of(reference: Checkpoint, name: str | None) -> Model:
                 "leave --model out to go by config.json",
             )
         return model
+    if name is None and "adapter_config" in reference.metadata:
+        raise InputError(
+            f"{reference.source}: a PEFT adapter, not a model",
+            "merge it with surgery merge-lora, or convert it with peft-to-orbax",
+        )
     if name is None:
         raise InputError(
             f"{reference.source}: no config.json",

@@ -101,7 +101,9 @@ def stacking_of(model: Network, spelling: Spelling) -> Stacking | None:
     if refusal:
         raise LayoutError(
             f"layout {spelling.layout.name} cannot hold this {model.family.name}: {refusal}",
-            f"use --to {spelling.layout.unstacked or 'another layout'}",
+            f"use layout {spelling.layout.unstacked}"
+            if spelling.layout.unstacked
+            else "use another",
         )
     return stacking
 

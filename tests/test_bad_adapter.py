@@ -169,5 +169,7 @@ def test_a_tied_head_that_differs(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_factors_without_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_base(tmp_path / "base", GEMMA3, {})
     write_run(tmp_path / "run", factor_arrays(GEMMA3))
-    message = "base: no weights, and .* holds LoRA factors alone; give the directory with the base's safetensors"
+    message = (
+        "base: no weights, and .* holds LoRA factors alone; give the directory with the base's"
+    )
     refused(tmp_path, message, capsys, "--alpha", 5)

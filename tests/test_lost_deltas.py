@@ -149,7 +149,7 @@ def test_a_pair_that_vanishes_can_be_allowed(
     tmp_path: Path, vanishing: list[Any], capsys: Any
 ) -> None:
     assert run_cli(*vanishing, "--allow-unchanged") == 0
-    warning = "warning: 1 pairs vanish in the rounding to the stored dtype; merge with --dtype "
+    warning = "warning: 1 pairs change no weight; what vanished in the rounding "
     assert warning in capsys.readouterr().err
     assert ledger_of(tmp_path / "out")["adapters"][0]["unchanged"] == [Q]
     assert run_cli(*vanishing, "--allow-unchanged", "--json", "--force") == 0

@@ -155,8 +155,8 @@ def _warn_of_losses(ledger: Mapping[str, Any]) -> None:
     lost = sum(a["pairs_found"] - a["pairs_changed"] for a in ledger.get("adapters", ()))
     if lost:
         click.echo(
-            f"warning: {lost} pairs vanish in the rounding to the stored dtype; "
-            "merge with --dtype float32 to keep them",
+            f"warning: {lost} pairs change no weight; what vanished in the rounding to the stored "
+            "dtype, --dtype float32 keeps",
             err=True,
         )
     poor = [n for n, s in ledger.get("survival_by_tensor", {}).items() if _error(s) > ENOUGH]

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gemma_convert.convert.errors import AdapterError
-from gemma_convert.convert.layouts import Layout, Spelling
+from gemma_convert.convert.layouts import HF, Layout, Spelling
 from gemma_convert.convert.model import Model
 from gemma_convert.convert.network import Parameter
 from gemma_convert.convert.pattern import Pattern
+from gemma_convert.convert.registry import names_text_parameter
 from gemma_convert.convert.relayout import Relaid, agree
 from gemma_convert.convert.repeats import Part
 from gemma_convert.convert.tensor import Tensor, Zeros, cast
@@ -108,12 +109,18 @@ def _plain(placed: Placed, adapter: Adapter) -> Placed:
 def _require_factors(adapter: Adapter, placed: Mapping[str, Placed], form: Form) -> None:
     """Refuse what ``form`` has no place for."""
     left = [name for name in adapter.pairs if name not in placed]
-    if left:
+    outside = [name for name in left if not names_text_parameter(name, adapter.spelling)]
+    if left and (not outside or adapter.spelling.layout is not HF):
         raise no_module(adapter, left, "the base's text model")
-    if adapter.saved:
+    whole = next(iter(adapter.saved), None)
+    if whole or outside:
+        what = (
+            f"it replaces {whole} as a whole"
+            if whole
+            else f"it changes {outside[0]}, outside the text model"
+        )
         raise AdapterError(
-            f"{adapter.source}: it replaces {next(iter(adapter.saved))} (modules_to_save), which "
-            f"an adapter of {form.name} has no place for",
+            f"{adapter.source}: {what}, which an adapter of {form.name} has no place for",
             "merge it: gemma-convert surgery merge-lora",
         )
     for name, pair in placed.items():

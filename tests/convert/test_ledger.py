@@ -156,7 +156,7 @@ def test_a_pair_that_vanishes_in_the_rounding_is_counted(
     assert capsys.readouterr().err == ""
     words = ["orbax-to-hf", tmp_path / "run", "--base", tmp_path / "base"]
     assert run_cli(*words, "--out", tmp_path / "two", "--alpha", "5", "--allow-unchanged") == 0
-    assert "warning: 1 pairs vanish in the rounding to the stored dtype; merge with --dtype" in (
+    assert "warning: 1 pairs change no weight; what vanished in the rounding" in (
         capsys.readouterr().err
     )
     ledger = convert(tmp_path / "wide", base, factors, "--dtype", "float32")

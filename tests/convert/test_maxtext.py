@@ -263,7 +263,7 @@ def test_dead_keys_and_values_are_left_out() -> None:
 def test_models_that_maxtext_does_not_scan() -> None:
     config = text_configs()["gemma4-per-layer"]
     base = memory(base_arrays(config, PREFIX), config=config, source="base")
-    with pytest.raises(LayoutError, match="with per-layer embeddings; use --to"):
+    with pytest.raises(LayoutError, match="with per-layer embeddings; use layout"):
         convert(base, MAXTEXT)
 
 
@@ -271,7 +271,7 @@ def test_layers_that_do_not_repeat_cannot_be_scanned() -> None:
     config = regular("gemma3", 12)
     config["layer_types"][8] = "full_attention"
     base = memory(base_arrays(config, PREFIX), config=config, source="base")
-    with pytest.raises(LayoutError, match="do not repeat in blocks; use --to maxtext-unscanned"):
+    with pytest.raises(LayoutError, match="do not repeat in blocks; use layout maxtext-unscanned"):
         convert(base, MAXTEXT)
 
 

@@ -174,7 +174,8 @@ def _fitting_prefix(config: Mapping[str, Any], family: Family, found: str | None
 
 def _kind(config: Mapping[str, Any], family: Family) -> Preset | None:
     """A public model of the same classes as ``config``'s, with towers if there is such a one."""
-    found = {config.get("model_type"), text_config(config).get("model_type")}
+    told = (config.get("model_type"), text_config(config).get("model_type"))
+    found = {model_type for model_type in told if isinstance(model_type, str)}
     same = [
         preset
         for preset in family.presets.values()

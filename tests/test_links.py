@@ -171,3 +171,24 @@ def test_a_name_with_a_newline_is_not_carried(tmp_path: Path) -> None:
         InputError, match=r"holds a file called 'a\\nb.json', with control characte"
     ):
         open_checkpoint(directory)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "other"])
+def test_a_link_in_a_circle(tmp_path: Path, name: str) -> None:
+    """It leads to no file: what is asked of it is no error of ours."""
+    folder = base(tmp_path / "base")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(name)
+    words = ["hf-to-orbax", folder, "--layout", "tunix", "--out", tmp_path / "out", "--quiet"]
+    assert run_cli(*words) == 0
+    assert not (tmp_path / "out" / name).exists()
+
+
+@pytest.mark.parametrize("model_type", [["gemma3"], {}, 3])
+def test_a_model_type_that_is_no_text(tmp_path: Path, capsys: Any, model_type: Any) -> None:
+    nested = {"model_type": "gemma3", "text_config": {**GEMMA3, "model_type": model_type}}
+    write_base(tmp_path / "base", nested, base_arrays(GEMMA3, "language_model.model."))
+    run = write_run(tmp_path / "run", factor_arrays(GEMMA3))
+    words = ["orbax-to-hf", run, "--base", tmp_path / "base", "--alpha", 5]
+    run_cli(*words, "--out", tmp_path / "out")
+    assert "a bug here" not in capsys.readouterr().err

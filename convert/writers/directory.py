@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -28,7 +29,7 @@ def check_output(out: Path, inputs: Iterable[Path], nbytes: int, *, force: bool)
     if ours in (Path.cwd(), *Path.cwd().parents):
         raise OutputError(f"output {out} is the current directory or holds it", "name a new one")
     for path in inputs:
-        theirs = path.resolve()
+        theirs = Path(os.path.realpath(path))  # a link in a circle leads to itself
         if ours == theirs or ours in theirs.parents or theirs in ours.parents:
             raise OutputError(
                 f"output {out} and input {path} are the same directory or one holds the other",

@@ -67,8 +67,16 @@ def refuse_merged(
         before: What the ledger of the weights says was merged.
 
     Raises:
-        AdapterError: If one of ``adapters`` has the factors of one of ``before``, or of another.
+        AdapterError: If one of ``adapters`` has the factors of one of ``before``, or of another, or
+            is DoRA, whose change depends on the weights that it was trained on.
     """
+    normed = [a for a in adapters if any(p.magnitude is not None for p in a.pairs.values())]
+    if before and normed:
+        raise AdapterError(
+            f"{normed[0].source}: DoRA, and others are merged into {source}: it changes weights by "
+            "their norm, so its change of these is another than of those before",
+            "merge all of them at once, or, if it was trained on these weights, add --force",
+        )
     merged = {known for entry in before for known in (entry["factors_sha256"], *same_as(entry))}
     for adapter in adapters if merged else ():
         if identities(adapter) & merged:

@@ -238,8 +238,7 @@ class _Values:
     source: str
 
     def number(self, key: str, default: float) -> float:
-        value = self.values.get(key)
-        return self._number(key, default if value is None else value)
+        return self._number(key, self.values.get(key, default))
 
     def numbers(self, key: str) -> dict[str, float]:
         value = self.values.get(key) or {}

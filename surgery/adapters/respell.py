@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -140,7 +140,7 @@ def _joined(adapter: Adapter, name: str, group: list[Placed]) -> tuple[_Group, s
     scaled = _scaled(group, first.scale)
     if all(same_values(first.pair.a, p.pair.a) for p in group[1:]):
         return _Group(tuple(group), first.pair.a, scaled, first.pair.rank), ""
-    a = Joined([p.pair.a for p in group], rank_axis(first, layout, 0))
+    a = Joined(_widest([p.pair.a for p in group]), rank_axis(first, layout, 0))
     ranks = [p.pair.rank for p in group]
     total, before = sum(ranks), 0
     padded = []
@@ -206,9 +206,14 @@ def _silent(
 
 def _scaled(group: list[Placed], scale: float) -> tuple[Tensor, ...]:
     """The B's multiplied so that all pairs have ``scale``; in float32 where that would round."""
-    made = [multiplied(p.pair.b, p.scale / scale) for p in group]
-    dtype = max((b.dtype for b in made), key=lambda dtype: dtype.itemsize)
-    return tuple(cast(b, dtype) for b in made)
+    return _widest([multiplied(p.pair.b, p.scale / scale) for p in group])
+
+
+def _widest(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The tensors in one dtype that holds the values of all."""
+    found = {tensor.dtype for tensor in tensors}
+    dtype = found.pop() if len(found) == 1 else max(*found, _FLOAT32, key=lambda d: d.itemsize)
+    return tuple(cast(tensor, dtype) for tensor in tensors)
 
 
 def multiplied(tensor: Tensor, factor: float) -> Tensor:

@@ -189,6 +189,20 @@ def test_unequal_factors_of_key_and_value_are_stacked(dtype: Any, tmp_path: Path
     ]
 
 
+def test_factors_of_several_dtypes_are_stacked_in_float32(tmp_path: Path) -> None:
+    key = in_dtype(factors("model.layers.0.self_attn.k_proj", 10, 21), BF16)
+    value = factors("model.layers.0.self_attn.v_proj", 10, 21)
+    write_base(tmp_path / "base", GEMMA3, {})
+    write(tmp_path / "adapter", {**key, **value})
+    found = arrays(open_orbax(to_orbax(tmp_path, tmp_path / "adapter")))
+    kv = "layers.0.attn.kv_einsum.w_lora_"
+    assert {array.dtype for array in found.values()} == {np.dtype(F32)}
+    delta = np.einsum("dr,rskh->skhd", found[f"{kv}a"], found[f"{kv}b"]).reshape(2, 21, 10)
+    for half, pair in enumerate((key, value)):
+        a, b = in_dtype(pair, F32).values()
+        assert np.allclose(delta[half], b @ a, rtol=0, atol=1e-5)  # |delta| < 10
+
+
 def test_stacked_ranks_come_apart_again(tmp_path: Path) -> None:
     """Each part gets its own factors back, bit for bit, and Orbax is the same once more."""
     key = factors("model.layers.0.self_attn.k_proj", 10, 21)

@@ -212,6 +212,25 @@ def test_the_same_adapter_twice_is_noticed(tmp_path: Path, two: Any, capsys: Any
     assert [Path(entry["source"]).name for entry in merged] == ["math", "style", "renamed"]
 
 
+def test_dora_is_not_merged_after_others(tmp_path: Path, two: Any, capsys: Any) -> None:
+    """Its norm is of the weights that it was trained on: at once the order does not matter."""
+    _, (values, _) = two
+    magnitude = {f"base_model.model.{Q}.lora_magnitude_vector": np.linspace(1, 3, 42).astype(F32)}
+    dora = {name: array for name, array in values.items() if Q in name} | magnitude
+    write(tmp_path / "dora", dora, use_dora=True, lora_alpha=9)
+    assert merge(tmp_path, "base", "style", out="one") == 0
+    message = "dora: DoRA, and others are merged into .*one: it changes weights by their norm"
+    refused(tmp_path, message, capsys, "one", "dora")
+    assert merge(tmp_path, "one", "dora", out="forced", force=True) == 0
+    assert merge(tmp_path, "base", "style", "dora", out="both") == 0
+    assert merge(tmp_path, "base", "dora", out="first") == 0
+    assert merge(tmp_path, "first", "style", out="then") == 0
+    both, then, forced = (read_hf(tmp_path / name) for name in ("both", "then", "forced"))
+    for name, array in both.items():  # values below 8, three sums in float32
+        np.testing.assert_allclose(then[name], array, rtol=0, atol=4e-6)
+    assert np.abs(forced[f"{Q}.weight"] - both[f"{Q}.weight"]).max() > 0.1
+
+
 @pytest.mark.parametrize("first", range(3))
 @pytest.mark.parametrize("second", range(3))
 def test_the_same_adapter_in_another_format_is_noticed(

@@ -21,6 +21,20 @@ END = "<!-- gemma-convert: end -->"
 LICENSE_KEYS = ("license", "license_name", "license_link")
 """What a card says of the licence, carried from the base's."""
 
+_LICENSE_LENGTH = 1000
+"""Longest name or address of a licence, in characters."""
+
+
+def stated_license(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The `LICENSE_KEYS` of a card's metadata, those that are a short text or a list of some."""
+    found = {key: metadata[key] for key in LICENSE_KEYS if metadata.get(key)}
+    return {key: value for key, value in found.items() if _is_short(value)}
+
+
+def _is_short(value: Any) -> bool:
+    texts = value if isinstance(value, list) else [value]
+    return all(isinstance(text, str) for text in texts) and sum(map(len, texts)) <= _LICENSE_LENGTH
+
 
 @dataclass(frozen=True)
 class Card:

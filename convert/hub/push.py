@@ -19,9 +19,9 @@ from gemma_convert.convert.hub.front_matter import read_front_matter
 from gemma_convert.convert.hub.local_files import PushFile, in_memory
 from gemma_convert.convert.hub.model_card import (
     CARD_NAME,
-    LICENSE_KEYS,
     card_metadata,
     render_card,
+    stated_license,
 )
 from gemma_convert.convert.hub.remote_state import (
     RemoteState,
@@ -266,8 +266,7 @@ def _base_license(api: HfApi, base: str, notes: list[str]) -> dict[str, Any]:
     except RemoteError as error:
         notes.append(f"the licence of {base} could not be looked up: {error}")
         return {}
-    stated = data.to_dict() if data is not None else {}
-    return {key: stated[key] for key in LICENSE_KEYS if stated.get(key)}
+    return stated_license(data.to_dict() if data is not None else {})
 
 
 def _remote_readme(api: HfApi, repo: str, remote: RemoteState) -> str:

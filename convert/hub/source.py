@@ -12,7 +12,7 @@ from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.hub.front_matter import read_front_matter
 from gemma_convert.convert.hub.local_files import PushFile, hash_file, in_memory, list_files
-from gemma_convert.convert.hub.model_card import CARD_NAME, LICENSE_KEYS, Card
+from gemma_convert.convert.hub.model_card import CARD_NAME, Card, stated_license
 from gemma_convert.convert.hub.names import SCHEME, is_repo_id, parse_hub_path
 from gemma_convert.convert.hub.public import public_config, public_ledger
 from gemma_convert.convert.ledger import LEDGER_NAME
@@ -176,8 +176,7 @@ def _license(ledger: Mapping[str, Any]) -> dict[str, Any]:
         readme = Path(str(source.get("path", ""))) / CARD_NAME
         if source.get("format") == "safetensors" and readme.is_file():
             text = read_bytes(readme).decode("utf-8", errors="replace")
-            stated = read_front_matter(text, str(readme))
-            return {key: stated[key] for key in LICENSE_KEYS if key in stated}
+            return stated_license(read_front_matter(text, str(readme)))
     return {}
 
 

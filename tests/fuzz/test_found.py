@@ -391,3 +391,28 @@ def test_metadata_that_yaml_stumbles_over(text: str) -> None:
     with pytest.raises(InputError, match=r"^card: its metadata is not valid YAML: ") as raised:
         read_front_matter(f"---\n{text}\n---\n", "card")
     check_message(raised.value)
+
+
+ALIASES = "a0: &a0 [x, x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 10)
+)
+
+
+def test_metadata_of_aliases_within_aliases() -> None:
+    with pytest.raises(InputError, match=r"^card: its metadata uses the alias \*a0; write its "):
+        read_front_matter(f"---\n{ALIASES}license: *a9\n---\n", "card")
+
+
+@pytest.mark.parametrize("number", ["9" + ":59" * 100_000, "1" + ":1" * 3000 + ".5", "0xf" * 101])
+def test_metadata_with_a_number_beyond_all(number: str) -> None:
+    """PyYAML counts to the base of 60, in the square of the time."""
+    told = f"card: its metadata is not valid YAML: a number of {len(number)} digits; mend it"
+    with bounded_time(), pytest.raises(InputError) as raised:
+        read_front_matter(f"---\nlicense: {number}\n---\n", "card")
+    assert str(raised.value) == told
+
+
+def test_metadata_without_end() -> None:
+    text = "---\n" + "a: b\n" * 200_001 + "---\n"
+    with bounded_time(), pytest.raises(InputError, match=r"^card: its metadata has 1000005 char"):
+        read_front_matter(text, "card")

@@ -81,6 +81,30 @@ def test_the_licence_of_a_base_on_the_hub_is_looked_up(
     assert "note: the card names no licence" in err
 
 
+@pytest.mark.parametrize("stated", ["[[gemma]]", "{a: gemma}", "3", "true", "x" * 1001, "[]"])
+def test_a_licence_is_a_short_text_or_a_list_of_some(
+    hub: Hub, merged: Path, tmp_path: Path, stated: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = f"---\nlicense: {stated}\nlicense_name: [one, two]\n---\n"
+    (tmp_path / "secret place" / "base" / "README.md").write_text(text)
+    assert run_cli("push", merged, REPO, "--dry-run", "--json") == 0
+    found = json.loads(capsys.readouterr().out)["metadata"]
+    assert "license" not in found
+    assert found["license_name"] == ["one", "two"]
+
+
+def test_a_card_of_the_base_with_aliases_is_refused(
+    hub: Hub, merged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    readme = tmp_path / "secret place" / "base" / "README.md"
+    readme.write_text("---\nfirst: &x [gemma]\nlicense: *x\n---\n")
+    assert run_cli("push", merged, REPO, "--dry-run") == 1
+    assert capsys.readouterr().err == (
+        f"error: {readme}: its metadata uses the alias *x; write its value instead\n"
+    )
+    assert run_cli("push", merged, REPO, "--dry-run", "--license", "gemma") == 0
+
+
 def test_a_readme_of_the_user_stays(
     hub: Hub, merged: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

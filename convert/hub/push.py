@@ -33,7 +33,7 @@ from gemma_convert.convert.hub.remote_state import (
 )
 from gemma_convert.convert.hub.session import PassingError, hub_errors, patiently
 from gemma_convert.convert.hub.side_by_side import side_by_side
-from gemma_convert.convert.hub.source import Source
+from gemma_convert.convert.hub.source import Source, decoded
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -275,7 +275,7 @@ def _remote_readme(api: HfApi, repo: str, remote: RemoteState) -> str:
 
     with hub_errors(repo):
         path = api.hf_hub_download(repo, CARD_NAME, revision=remote.commit)
-    return Path(path).read_text(encoding="utf-8")
+    return decoded(Path(path).read_bytes(), f"{repo}: {CARD_NAME}")
 
 
 def _card_notes(text: str, metadata: dict[str, Any]) -> list[str]:

@@ -116,7 +116,9 @@ def read_source(
         license={"license": license} if license else _license(ledger),
         layout=_layout(checkpoint),
     )
-    readme = _read_text(paths[CARD_NAME]) if CARD_NAME in paths else None
+    readme = None
+    if CARD_NAME in paths:
+        readme = decoded(read_bytes(paths[CARD_NAME]), str(paths[CARD_NAME]))
     notes = [*checkpoint.notes] if checkpoint.format == "safetensors" else []
     notes += [f"left out {name}: it is hidden" for name in hidden]
     return Source(
@@ -180,12 +182,19 @@ def _license(ledger: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _read_text(path: Path) -> str:
+def decoded(text: bytes, what: str) -> str:
+    """The text of a README.
+
+    Raises:
+        InputError: It is not UTF-8.
+    """
     try:
-        return read_bytes(path).decode("utf-8")
+        return text.decode("utf-8")
     except UnicodeDecodeError as error:
-        what = f"{path} is not UTF-8 from byte {error.start} on"
-        raise InputError(what, "save it as UTF-8, as the Hub wants it") from error
+        raise InputError(
+            f"{what} is not UTF-8 from byte {error.start} on",
+            "save it as UTF-8, as the Hub wants it",
+        ) from error
 
 
 def _read_validation(path: Path) -> Any:

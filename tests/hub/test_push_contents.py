@@ -138,3 +138,14 @@ def test_a_readme_in_another_encoding(
     expected = f"error: {model}/README.md is not UTF-8 from byte 12 on; save it as UTF-8"
     assert capsys.readouterr().err.startswith(expected)
     assert hub.repos == {}
+
+
+def test_a_readme_on_the_hub_in_another_encoding(
+    hub: Hub, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_cli("push", model, REPO, "--quiet") == 0
+    repo = hub.repos[REPO]
+    repo.commit(repo.files | {"README.md": "ein Modell für".encode("latin-1")})
+    assert run_cli("push", model, REPO, "--quiet") == 1
+    expected = f"error: {REPO}: README.md is not UTF-8 from byte 12 on; save it as UTF-8"
+    assert capsys.readouterr().err.startswith(expected)

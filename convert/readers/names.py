@@ -10,7 +10,7 @@ _DIGITS = re.compile(r"([0-9]+)")
 _Value = TypeVar("_Value")
 
 
-def natural(name: str) -> tuple[object, ...]:
+def natural(name: str) -> tuple[tuple[object, ...], str]:
     """A sort key under which ``layers.2`` comes before ``layers.10``.
 
     Runs of digits compare by length, then by digits, once leading zeros are gone: the same order
@@ -20,7 +20,7 @@ def natural(name: str) -> tuple[object, ...]:
     numbers = [digits.lstrip("0") for digits in parts[1::2]]
     keys: list[object] = list(parts)
     keys[1::2] = [(len(digits), digits) for digits in numbers]
-    return (*keys, name)
+    return tuple(keys), name
 
 
 def in_natural_order(tensors: Mapping[str, _Value]) -> dict[str, _Value]:

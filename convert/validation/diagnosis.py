@@ -24,6 +24,9 @@ _EXACT = 1e-12
 _FITTED = 1e-9
 """How far a fitted factor may be off."""
 
+_WHOLE = 2**53
+"""From here on float64 does not tell an integer from the next."""
+
 _DOMINATED = 100
 """By how much the square of a factor's effect exceeds what it does not explain."""
 
@@ -83,6 +86,7 @@ def _is_product(a: Tensor, b: Tensor, factor: float) -> bool:
     """Whether each value of ``b`` is that of ``a`` times ``factor``, to a unit in the last place.
 
     The product is half a unit away if it was rounded once; the factor, fitted, may be off by less.
+    Integers are the product itself; where float64 does not hold them, nothing is said.
     One so near to 1 that values could be unchanged as well is none.
     """
     if dtypes.is_float(a.dtype) != dtypes.is_float(b.dtype):
@@ -91,11 +95,18 @@ def _is_product(a: Tensor, b: Tensor, factor: float) -> bool:
     unit = float(ml_dtypes.finfo(b.dtype).eps) if is_float else 0.0
     if abs(factor - 1) <= 2 * (unit + _FITTED):
         return False
+    told = float(f"{factor:.6g}")
+    if not is_float and abs(told - factor) <= _FITTED * abs(told):
+        factor = told  # a fit would share out what is left
     for x, y in paired_blocks(a, b):
         wide = y.astype(np.float64)
+        old = x.astype(np.float64)
+        if not is_float and max(np.abs(v).max(initial=0) for v in (old, wide)) >= _WHOLE:
+            return False
         with np.errstate(invalid="ignore", over="ignore"):
-            left = np.abs(wide - factor * x.astype(np.float64))
-            allowed = _FITTED * np.abs(wide) + (ulp(y, b.dtype) if is_float else 0.0)
+            left = np.abs(wide - factor * old)
+            allowed = _FITTED * np.abs(wide)
+            allowed = allowed + ulp(y, b.dtype) if is_float else np.minimum(allowed, 0.25)
             if not np.all(left <= allowed):
                 return False
     return True

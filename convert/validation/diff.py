@@ -199,7 +199,7 @@ def _of_one(rank: Rank) -> str:
     if rank.is_low_rank:
         return f"like a LoRA of rank {rank.rank}"
     if rank.rank is None:
-        return f"of rank {len(rank.singular_values)} or more"
+        return f"of rank {len(rank.singular_values)} or more (--probes looks further)"
     return f"of rank {rank.rank}" + ("" if rank.explained else ", but the rest is not rounding")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from gemma_convert.convert.validation.prompts import Prompt, chat, encode
 _FORM = 'write {"name": "...", "text": "..."}, or "messages" or "ids" for "text"'
 _MESSAGE = '{"role": "...", "content": "..."}'
 _SHOWN = 60
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 def from_file(path: Path, tokenizer: Any | None, bos: int) -> list[Prompt]:
@@ -76,6 +78,7 @@ def _prompt(at: str, entry: Any, tokenizer: Any | None, bos: int) -> Prompt:
     _expect(len(given) == 1, at, 'one of "text", "messages" and "ids"', given or list(entry))
     name = entry.get("name", at.rpartition(" ")[2])
     _expect(isinstance(name, str | int), f"{at}: name", "a string", name)
+    _expect(_is_unicode(name), f"{at}: name", "Unicode, no half of a surrogate pair", name)
     key, value = given[0], entry[given[0]]
     what = f"{at}: {key}"
     if key == "ids":
@@ -88,6 +91,7 @@ def _prompt(at: str, entry: Any, tokenizer: Any | None, bos: int) -> Prompt:
         )
     if key == "text":
         _expect(isinstance(value, str) and value != "", what, "a string, not empty", value)
+        _expect(_is_unicode(value), what, "Unicode, no half of a surrogate pair", value)
         return Prompt(str(name), encode(tokenizer, value, bos))
     _expect(_is_list_of(value, _is_message), what, f"a list of {_MESSAGE}", value)
     try:
@@ -101,6 +105,10 @@ def _prompt(at: str, entry: Any, tokenizer: Any | None, bos: int) -> Prompt:
 def _expect(fits: bool, at: str, expected: str, found: Any) -> None:
     if not fits:
         raise InputError(f"{at}: expected {expected}, found {one_line(repr(found), _SHOWN)}", _FORM)
+
+
+def _is_unicode(value: Any) -> bool:
+    return _HALF.search(str(value)) is None
 
 
 def _is_list_of(value: Any, fits: Any) -> bool:

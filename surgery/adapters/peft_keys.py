@@ -63,7 +63,7 @@ class Key:
 
 def read_key(text: str) -> Key:
     """Take the name of a tensor in an adapter apart."""
-    clean = _unwrapped(text)
+    clean = unwrapped(text)
     found = _FACTOR.fullmatch(clean)
     if found is not None:
         words = found["module"].split(".")
@@ -95,7 +95,8 @@ def weight_name(path: str) -> str:
     return path.removeprefix("model.").replace("vision_tower.vision_model.", "vision_tower.")
 
 
-def _unwrapped(text: str) -> str:
+def unwrapped(text: str) -> str:
+    """The key without what trainers and wrappers put around the model's own names."""
     words = [word for word in text.split(".") if word not in _WRAPPERS]
     leading = True
     while leading:

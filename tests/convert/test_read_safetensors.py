@@ -134,8 +134,19 @@ def test_no_descriptor_stays_open(tmp_path: Path) -> None:
 
 
 def test_natural_order() -> None:
-    names = ["l.10.w", "l.2.w", "l.2.b", "a", "l.02.b", "l", "10", "9", f"l.{'9' * 5000}.w"]
-    expected = ["9", "10", "a", "l", "l.02.b", "l.2.b", "l.2.w", "l.10.w", f"l.{'9' * 5000}.w"]
+    names = ["l2", "l.10.w", "l.2.w", "l.2.b", "a", "l.02.b", "l", "10", "9", f"l.{'9' * 5000}.w"]
+    expected = [
+        "9",
+        "10",
+        "a",
+        "l",
+        "l2",
+        "l.02.b",
+        "l.2.b",
+        "l.2.w",
+        "l.10.w",
+        f"l.{'9' * 5000}.w",
+    ]
     assert list(in_natural_order(dict.fromkeys(names))) == expected
 
 

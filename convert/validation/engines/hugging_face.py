@@ -18,6 +18,7 @@ from gemma_convert.convert.readers.jsonfile import read_object
 from gemma_convert.convert.readers.safetensors import CONFIG_NAME
 from gemma_convert.convert.validation.engines.base import About, Logits
 from gemma_convert.convert.validation.engines.packages import require_packages
+from gemma_convert.convert.validation.engines.peft_adapter import adapted
 
 # The attention of transformers that caps the scores of Gemma 2, and the experts that work in
 # every dtype and size: other kernels sum in other orders, or leave the cap out.
@@ -43,13 +44,14 @@ class HuggingFace:
     def require_runnable(self) -> None:
         """See `Source.require_runnable`."""
         path = self.directory / CONFIG_NAME
-        require_model(read_object(path), str(path), adapted=self.adapter is not None)
+        require_model(read_object(path), str(path), self.adapter)
 
     def load(self) -> Loaded:
         """Load it.
 
         Raises:
-            InputError: If transformers finds weights missing, or more than the model has.
+            InputError: If transformers finds weights missing, or more than the model has, or the
+                adapter does not fit.
         """
         with ExitStack() as undo:
             model = self._model(undo)
@@ -84,9 +86,7 @@ class HuggingFace:
                 "config.json and tensors belong to different models",
             )
         if self.adapter is not None:
-            from peft import PeftModel
-
-            model = PeftModel.from_pretrained(model, str(self.adapter))
+            model = adapted(model, self.adapter)
         return model
 
 
@@ -147,20 +147,20 @@ def _silent() -> Iterator[None]:
 
 
 def require_model(
-    config: Mapping[str, Any], name: str = CONFIG_NAME, *, adapted: bool = False
+    config: Mapping[str, Any], name: str = CONFIG_NAME, adapter: Path | None = None
 ) -> None:
     """Refuse a config.json of which transformers makes no model; none of its weights are made.
 
     Args:
         config: As parsed.
         name: What it is, for messages.
-        adapted: Whether PEFT is needed too.
+        adapter: Directory of a PEFT adapter that must fit it.
 
     Raises:
-        InputError: If packages are missing.
+        InputError: If packages are missing, or the adapter does not fit.
         ConfigError: With what transformers says.
     """
-    packages = ("torch", "transformers", *(("peft",) if adapted else ()))
+    packages = ("torch", "transformers", *(("peft",) if adapter is not None else ()))
     require_packages("transformers", packages, "validate")
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
@@ -168,12 +168,14 @@ def require_model(
     make: Any = AutoModelForCausalLM.from_config
     try:
         with torch.device("meta"):
-            make(CONFIG_MAPPING[config["model_type"]].from_dict(dict(config)), **_EAGER)
+            model = make(CONFIG_MAPPING[config["model_type"]].from_dict(dict(config)), **_EAGER)
     except Exception as error:
         raise ConfigError(
             f"{name}: transformers makes no model of it: {type(error).__name__}: {error}",
             "compare with another engine",
         ) from error
+    if adapter is not None:
+        adapted(model, adapter)
 
 
 def _layers_on_disk(directory: Path) -> dict[str, Any]:

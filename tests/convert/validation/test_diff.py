@@ -196,6 +196,27 @@ def test_experts_are_told_by_their_matrices() -> None:
     assert dict(result.summary)["LoRA"] == "4 of 4 changed matrices look like one: rank 2"
 
 
+@pytest.mark.parametrize("values", [[10**12, -(10**12), 3], [10**12, 3], [2**62, -(2**62), 3]])
+def test_a_factor_of_integers_is_exact(values: list[int]) -> None:
+    """One of them is off by 1, which float64 need not show."""
+    old = np.array(values, np.int64)
+    new = -old
+    new[0] += 1
+    (row,) = diff(memory({"a": old}), memory({"a": new})).data["tensors"]
+    assert "multiplied" not in row["looks_like"]
+    small = np.arange(2, 9, dtype=np.int64) * 10**12
+    (row,) = diff(memory({"a": small}), memory({"a": -3 * small})).data["tensors"]
+    assert row["looks_like"] == "every value is multiplied by -3"
+
+
+def test_a_rank_beyond_those_sought_names_the_option() -> None:
+    random = np.random.default_rng(3)
+    weight = random.normal(size=(33, 26)).astype(F32)
+    other = (weight + random.normal(size=(33, 26))).astype(F32)
+    (row,) = diff(memory({"a": weight}), memory({"a": other}), probes=5).data["tensors"]
+    assert row["looks_like"] == "of rank 5 or more (--probes looks further)"
+
+
 @pytest.mark.parametrize("factor", [1.5, 640**0.5, 0.98, -0.3])
 def test_a_factor_that_was_rounded_is_named(factor: float) -> None:
     """As of an embedding that another layout keeps scaled: no value is exactly the product."""

@@ -17,7 +17,7 @@ from gemma_convert.convert.hub.names import SCHEME, is_repo_id, parse_hub_path
 from gemma_convert.convert.hub.public import public_config, public_ledger
 from gemma_convert.convert.ledger import LEDGER_NAME
 from gemma_convert.convert.readers import open_checkpoint
-from gemma_convert.convert.readers.jsonfile import parse_object, read_bytes
+from gemma_convert.convert.readers.jsonfile import parse_object, read_bytes, refuse_many_values
 from gemma_convert.convert.readers.provenance import read_ledger
 from gemma_convert.convert.registry import explain
 from gemma_convert.convert.validation.result import VALIDATION_NAME
@@ -96,7 +96,7 @@ def read_source(
     adapter_config = checkpoint.metadata.get("adapter_config", {})
     base_model = base_model or _base_model(ledger, adapter_config)
     written = {
-        name: public_config(read_bytes(paths[name]), base_model)
+        name: public_config(_read_config(paths[name]), base_model)
         for name in _CONFIGS
         if name in paths
     }
@@ -178,6 +178,12 @@ def _license(ledger: Mapping[str, Any]) -> dict[str, Any]:
             text = read_bytes(readme).decode("utf-8", errors="replace")
             return stated_license(read_front_matter(text, str(readme)))
     return {}
+
+
+def _read_config(path: Path) -> bytes:
+    data = read_bytes(path)
+    refuse_many_values(data, str(path))
+    return data
 
 
 def _read_text(path: Path) -> str:

@@ -56,6 +56,16 @@ def test_an_orbax_checkpoint(hub: Hub, tmp_path: Path) -> None:
     assert "docs/a" in repo.files
 
 
+def test_a_config_of_many_values(hub: Hub, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = model / "tokenizer_config.json"
+    config.write_text('{"a": [' + "1," * 1_000_000 + "1]}")
+    assert run_cli("push", model, REPO, "--dry-run") == 1
+    assert capsys.readouterr().err == (
+        f"error: {config} has 1000002 brackets and commas, more than 1000000; "
+        "this is not such a file\n"
+    )
+
+
 @pytest.mark.parametrize("inside", [True, False])
 def test_links(
     hub: Hub, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], inside: bool

@@ -165,15 +165,15 @@ def _adapter(card: Card) -> str:
         rows = [row for adapter in merged for row in _merged_rows(adapter)]
         rows.append(("modules", _listed(modules(card.ledger.get("survival_by_tensor", {})))))
         survival = card.ledger.get("survival", {})
-        if isinstance(error := survival.get("relative_error"), int | float):
+        if (error := survival.get("relative_error")) is not None:
             rows.append(("delta kept", f"to a relative error of {error:.2%}, by the rounding"))
     elif peft:
         targets = peft.get("target_modules")
-        listed = targets if isinstance(targets, str) else _listed(sorted(targets or []))
+        names = sorted(map(str, targets)) if isinstance(targets, list) else [targets or ""]
         rows = [
             ("rank", _number(peft.get("r"))),
             ("alpha", _number(peft.get("lora_alpha"))),
-            ("modules", listed),
+            ("modules", _listed(names)),
         ]
     else:
         return ""
@@ -217,16 +217,15 @@ def _conversion(card: Card) -> str:
 
 
 def _validation(card: Card) -> str:
-    sections = [_verdict(result) for result in card.validation if isinstance(result, Mapping)]
+    sections = [_verdict(result) for result in card.validation]
     return "\n\n".join(["## Validation", *sections]) if sections else ""
 
 
 def _verdict(result: Mapping[str, Any]) -> str:
     """One check: its title, whether it passed, and its summary."""
     verdict = {True: "passed", False: "FAILED"}.get(result.get("passed", ""), "not told")
-    summary = result.get("summary")
-    rows = [(str(k), str(v)) for k, v in summary.items()] if isinstance(summary, Mapping) else []
-    title = _cell(str(result.get("title") or result.get("check") or "check"))
+    rows = [(_cell(key), str(value)) for key, value in result.get("summary", {}).items()]
+    title = _cell(result.get("title") or result.get("check") or "check")
     return _table(f"### {title}", [("verdict", verdict), *rows])
 
 

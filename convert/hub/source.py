@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +18,17 @@ from gemma_convert.convert.hub.names import SCHEME, is_repo_id, parse_hub_path
 from gemma_convert.convert.hub.public import public_config, public_ledger
 from gemma_convert.convert.ledger import LEDGER_NAME
 from gemma_convert.convert.readers import open_checkpoint
-from gemma_convert.convert.readers.jsonfile import parse_object, read_bytes
+from gemma_convert.convert.readers.jsonfile import parse_object, read_bytes, refuse_many_values
 from gemma_convert.convert.readers.provenance import read_ledger
+from gemma_convert.convert.readers.typed import fits
 from gemma_convert.convert.registry import explain
 from gemma_convert.convert.validation.result import VALIDATION_NAME
 
 _CONFIGS = ("config.json", "generation_config.json", "tokenizer_config.json", "adapter_config.json")
 _LAST = (".index.json", "config.json", LEDGER_NAME, CARD_NAME)
+
+_VERDICT = {"check": str, "title": str, "passed": bool, "summary": {}}
+"""What a card tells of each check in validation.json; it says nothing of a file with others."""
 
 
 @dataclass(frozen=True)
@@ -96,14 +101,15 @@ def read_source(
     adapter_config = checkpoint.metadata.get("adapter_config", {})
     base_model = base_model or _base_model(ledger, adapter_config)
     written = {
-        name: public_config(read_bytes(paths[name]), base_model)
+        name: public_config(_read_config(paths[name]), base_model)
         for name in _CONFIGS
         if name in paths
     }
-    validation: Any = []
+    verdicts: list[Any] = []
     if VALIDATION_NAME in paths:
         validation = _read_validation(paths[VALIDATION_NAME])
         written[VALIDATION_NAME] = _json(validation)
+        verdicts = validation if isinstance(validation, list) else [validation]
     if ledger:
         written[LEDGER_NAME] = _json(public_ledger(ledger))
     card = Card(
@@ -111,7 +117,7 @@ def read_source(
         config=checkpoint.config,
         adapter_config=adapter_config,
         ledger=public_ledger(ledger),
-        validation=validation if isinstance(validation, list) else [validation],
+        validation=verdicts if fits(verdicts, [_VERDICT]) else [],
         base_model=base_model,
         license={"license": license} if license else _license(ledger),
         layout=_layout(checkpoint),
@@ -166,7 +172,7 @@ def _base_model(ledger: Mapping[str, Any], adapter_config: Mapping[str, Any]) ->
     if isinstance(stated, str) and is_repo_id(stated) and not Path(stated).exists():
         return stated
     for source in ledger.get("inputs", ()):
-        path = str(source.get("path", ""))
+        path = source.get("path", "")
         if source.get("format") == "safetensors" and path.startswith(SCHEME):
             return parse_hub_path(path).repo
     return None
@@ -175,11 +181,18 @@ def _base_model(ledger: Mapping[str, Any], adapter_config: Mapping[str, Any]) ->
 def _license(ledger: Mapping[str, Any]) -> dict[str, Any]:
     """What the README of a base on this disk says of its licence."""
     for source in ledger.get("inputs", ()):
-        readme = Path(str(source.get("path", ""))) / CARD_NAME
-        if source.get("format") == "safetensors" and readme.is_file():
+        readme = Path(source.get("path", "")) / CARD_NAME
+        # Path.is_file raises of a name that is too long.
+        if source.get("format") == "safetensors" and os.path.isfile(readme):
             text = read_bytes(readme).decode("utf-8", errors="replace")
             return stated_license(read_front_matter(text, str(readme)))
     return {}
+
+
+def _read_config(path: Path) -> bytes:
+    data = read_bytes(path)
+    refuse_many_values(data, str(path))
+    return data
 
 
 def decoded(text: bytes, what: str) -> str:

@@ -21,26 +21,34 @@ DEPTH_LIMIT = 100
 """Most objects and lists inside each other. What is read here needs 6; without a limit, whatever
 walks the value would have to bear thousands."""
 
+VALUES_LIMIT = 1_000_000
+"""Most values in one file: a header tells of a tensor with 8 or 9, so this is for 100,000 tensors,
+and the largest Gemma has some 1,200. Two bytes of text can become a list of 60, or an object."""
+
 _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
 
 DIGITS_LIMIT = 300
 """Most digits of a whole number: all that a float can hold, so that any can be computed with."""
 
 DOWNLOAD_AGAIN = "download it again"
+NO_SUCH_FILE = "this is not such a file"
 
 
-def parse_object(data: bytes, what: str) -> dict[str, Any]:
+def parse_object(data: bytes, what: str, *, values: int | None = VALUES_LIMIT) -> dict[str, Any]:
     """Parse ``data`` as one JSON object.
 
     Args:
         data: UTF-8 text.
         what: What it is, for messages, such as ``header of /x/model.safetensors``.
+        values: See `refuse_many_values`; None for any number.
 
     Raises:
-        InputError: Not UTF-8, not JSON, not an object, nested too deep, a key given twice, or a
-            string that is no Unicode text.
+        InputError: Not UTF-8, not JSON, not an object, too many values, nested too deep, a key
+            given twice, or a string that is no Unicode text.
     """
     refuse_lfs_pointer(data, what)
+    if values is not None:
+        refuse_many_values(data, what, values)
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=_no_key_twice, parse_int=_int)
     except UnicodeDecodeError as error:
@@ -81,14 +89,22 @@ def read_bytes(path: Path) -> bytes:
             size = os.fstat(file.fileno()).st_size
             # Files of /proc say 0 and go on.
             if size > JSON_LIMIT or len(data := file.read(JSON_LIMIT + 1)) > JSON_LIMIT:
-                raise InputError(
-                    f"{path} has {size} bytes, more than {JSON_LIMIT}", "this is not such a file"
-                )
+                raise InputError(f"{path} has {size} bytes, more than {JSON_LIMIT}", NO_SUCH_FILE)
             return data
     except OSError as error:
         raise InputError(
             f"cannot read {path}: {error.strerror}", "check the path and its permissions"
         ) from error
+
+
+def refuse_many_values(data: bytes, what: str, limit: int = VALUES_LIMIT) -> None:
+    """Raise InputError if JSON may hold more than ``limit`` values; nothing is built for that.
+
+    Each value but the first stands behind a bracket or a comma. Those in strings count too.
+    """
+    found = sum(map(data.count, (b"{", b"[", b",")))
+    if found > limit:
+        raise InputError(f"{what} has {found} brackets and commas, more than {limit}", NO_SUCH_FILE)
 
 
 def refuse_lfs_pointer(start: bytes, what: str) -> None:

@@ -10,6 +10,7 @@ from gemma_convert.convert.checkpoint import Checkpoint
 from gemma_convert.convert.digests import sha256_of
 from gemma_convert.convert.errors import InputError
 from gemma_convert.convert.readers.jsonfile import read_object
+from gemma_convert.convert.readers.typed import ANY_KEY, fits
 
 LEDGER_NAME = "conversion.json"
 _OF_FILES = ("same_as", "made_of", "trained_on")
@@ -17,6 +18,28 @@ _OF_FILES = ("same_as", "made_of", "trained_on")
 
 _NO_TENSORS = "adapter_config.json"
 """People edit it: what is told of the factors stays true."""
+
+_FORM = {
+    "tool": str,
+    "command": str,
+    "created": str,
+    "model": {"family": str, "name": (str, type(None))},
+    "inputs": [{"path": str, "format": str}],
+    "output": {"files": {ANY_KEY: {"sha256": str}}},
+    "counts": {ANY_KEY: int},
+    "adapters": [
+        {
+            "ranks": [int],
+            "scales": [(int, float)],
+            "weight": (int, float),
+            "pairs_found": int,
+            "pairs_changed": int,
+        }
+    ],
+    "survival": {"relative_error": (int, float)},
+    "survival_by_tensor": {},
+}
+"""What a model card tells of a ledger; see `fits`."""
 
 
 def with_provenance(checkpoint: Checkpoint, *directories: Path) -> Checkpoint:
@@ -51,22 +74,8 @@ def read_ledger(path: Path) -> dict[str, Any]:
         InputError: No JSON object.
     """
     ledger = read_object(path)
-    output = ledger.get("output")
-    tables = [output, ledger.get("model", {}), ledger.get("counts", {})]
-    tables += [ledger.get("survival", {}), ledger.get("survival_by_tensor", {})]
-    tables += [*_listed(ledger.get("inputs")), *_listed(ledger.get("adapters"))]
-    ours = (
-        str(ledger.get("tool")).startswith("gemma-convert")
-        and all(isinstance(ledger.get(key, []), list) for key in ("inputs", "adapters"))
-        and all(isinstance(table, Mapping) for table in tables)
-        and all(isinstance(file, Mapping) for file in _values(output, "files"))
-    )
-    return ledger if ours else {}
-
-
-def _values(table: Any, key: str) -> Sequence[Any]:
-    found = table.get(key) if isinstance(table, Mapping) else None
-    return list(found.values()) if isinstance(found, Mapping) else ()
+    ours = str(ledger.get("tool")).startswith("gemma-convert") and "output" in ledger
+    return ledger if ours and fits(ledger, _FORM) else {}
 
 
 def same_as(table: Mapping[str, Any]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,34 @@ def test_header_length_beyond_the_format(tmp_path: Path, length: int) -> None:
         "the format allows 100000000; download it again",
     ):
         read_file(path)
+
+
+@pytest.mark.parametrize("value", ["[]", "{}", "1", '"a":0'])
+def test_a_header_of_many_values_is_refused_before_it_is_parsed(tmp_path: Path, value: str) -> None:
+    """An empty list has 2 bytes in the file and some 60 in memory."""
+    held = "{%s}" if ":" in value else "[%s]"
+    text = '{"a":' + held % ",".join([value] * 1_000_000) + "}"
+    path = raw(tmp_path / "x.safetensors", text.encode())
+    tracemalloc.start()
+    with pytest.raises(InputError) as raised:
+        read_file(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    found = sum(map(text.count, "[{,"))
+    assert str(raised.value) == (
+        f"header of {path} has {found} brackets and commas, more than 1000000; "
+        "this is not such a file"
+    )
+    assert peak < 2 * len(text)
+
+
+def test_a_header_of_ten_times_the_tensors_of_any_gemma(tmp_path: Path) -> None:
+    names = [f"model.layers.{i}.mlp.experts.gate_up_proj" for i in range(12_000)]
+    header = {
+        name: entry(shape=[1, 2, 1], offsets=[2 * i, 2 * i + 2]) for i, name in enumerate(names)
+    }
+    path = raw(tmp_path / "x.safetensors", header, bytes(2 * len(names)))
+    assert list(read_file(path)) == names
 
 
 def test_header_longer_than_the_file(tmp_path: Path) -> None:

@@ -56,6 +56,16 @@ def test_an_orbax_checkpoint(hub: Hub, tmp_path: Path) -> None:
     assert "docs/a" in repo.files
 
 
+def test_a_config_of_many_values(hub: Hub, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = model / "tokenizer_config.json"
+    config.write_text('{"a": [' + "1," * 1_000_000 + "1]}")
+    assert run_cli("push", model, REPO, "--dry-run") == 1
+    assert capsys.readouterr().err == (
+        f"error: {config} has 1000002 brackets and commas, more than 1000000; "
+        "this is not such a file\n"
+    )
+
+
 @pytest.mark.parametrize("inside", [True, False])
 def test_links(
     hub: Hub, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], inside: bool
@@ -112,6 +122,20 @@ _FILES = {"output": {"files": {}}}
         {"tool": "gemma-convert 0.1.0", **_FILES, "inputs": ["a"]},
         {"tool": "gemma-convert 0.1.0", **_FILES, "adapters": {"a": "b"}},
         {"tool": "gemma-convert 0.1.0", **_FILES, "model": None},
+        *(
+            {"tool": "gemma-convert 0.1.0", **_FILES, **changed}
+            for changed in (
+                {"adapters": [{"ranks": 5}]},
+                {"adapters": [{"ranks": [{}], "scales": [1.5]}]},
+                {"adapters": [{"ranks": [2], "scales": ["x"]}]},
+                {"adapters": [{"weight": [2]}]},
+                {"model": {"family": {"a": 1}}},
+                {"counts": {"copied": {}}},
+                {"inputs": [{"path": 5, "format": "safetensors"}]},
+                {"output": {"files": {"model.safetensors": {"sha256": [1]}}}},
+                {"survival": {"relative_error": "x"}, "adapters": [{}]},
+            )
+        ),
     ],
 )
 def test_what_is_no_ledger_of_ours_is_a_file_like_others(
@@ -119,7 +143,45 @@ def test_what_is_no_ledger_of_ours_is_a_file_like_others(
 ) -> None:
     (model / "conversion.json").write_text(json.dumps(ledger))
     assert run_cli("push", model, REPO, "--quiet") == 0
-    assert json.loads(hub.repos[REPO].files["conversion.json"]) == ledger
+    files = hub.repos[REPO].files
+    assert json.loads(files["conversion.json"]) == ledger
+    assert b"## Conversion" not in files["README.md"]
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        *({"title": "x", "passed": passed} for passed in ([], {}, "yes", 1)),
+        *({"title": {}, "passed": True}, {"summary": 5}, {"check": 7}, [5], [{}, {"title": 1}]),
+    ],
+)
+def test_what_is_no_verdict_of_ours_is_not_in_the_card(
+    hub: Hub, model: Path, verdict: object
+) -> None:
+    (model / "validation.json").write_text(json.dumps(verdict))
+    assert run_cli("push", model, REPO, "--quiet") == 0
+    files = hub.repos[REPO].files
+    assert json.loads(files["validation.json"]) == verdict
+    assert b"## Validation" not in files["README.md"]
+
+
+@pytest.mark.parametrize("path", ["x" * 300, "/" + "x" * 5000, "a\0b"])
+def test_a_ledger_whose_base_cannot_be(hub: Hub, model: Path, path: str) -> None:
+    inputs = [{"path": path, "format": "safetensors"}]
+    ledger = {"tool": "gemma-convert 0.1.0", **_FILES, "inputs": inputs}
+    (model / "conversion.json").write_text(json.dumps(ledger))
+    assert run_cli("push", model, REPO, "--quiet") == 0
+    assert b"license" not in hub.repos[REPO].files["README.md"].split(b"---")[1]
+
+
+@pytest.mark.parametrize("targets", [5, ["q_proj", 5], [{}], {"q_proj": 1}, None])
+def test_an_adapter_whose_targets_are_no_names(hub: Hub, tmp_path: Path, targets: object) -> None:
+    from safetensors.numpy import save_file
+
+    save_file(factor_arrays(GEMMA3), tmp_path / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 3, "target_modules": targets}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    assert run_cli("push", tmp_path, REPO, "--dry-run", "--quiet") == 0
 
 
 def test_a_command_that_no_shell_would_read(hub: Hub, model: Path) -> None:

@@ -57,7 +57,8 @@ def call(url: str, body: Mapping[str, Any] | None, api_key: str | None) -> dict[
     if len(answer) > ANSWER_LIMIT:
         raise InputError(f"{url}: the answer has more than {ANSWER_LIMIT} bytes", "shorter prompts")
     try:
-        return parse_object(answer, f"{url}: the answer ({kind}, {len(answer)} bytes)")
+        what = f"{url}: the answer ({kind}, {len(answer)} bytes)"
+        return parse_object(answer, what, values=None)  # a prompt's may well have millions
     except InputError as error:
         raise InputError(error.what, "is it OpenAI's API?") from error
 

@@ -173,19 +173,19 @@ class Row:
 
     def holding(self, **values: Values) -> Row:
         """This row, its values stored otherwise in some layouts."""
-        changed = {
-            _key(layout): replace(self.cells[_key(layout)], values=kind)
-            for layout, kind in values.items()
-        }
-        return replace(self, cells={**self.cells, **changed})
+        return self._changed({layout: {"values": kind} for layout, kind in values.items()})
 
     def scaled(self, **gains: Gain) -> Row:
         """This row, its weight scaled by the layer of some layouts; see `Gain`."""
-        changed = {
-            _key(layout): replace(self.cells[_key(layout)], gain=gain)
-            for layout, gain in gains.items()
+        return self._changed({layout: {"gain": gain} for layout, gain in gains.items()})
+
+    def _changed(self, fields: Mapping[str, Mapping[str, Any]]) -> Row:
+        """This row with other fields in the cells of some layouts."""
+        cells = {
+            _key(layout): replace(self.cells[_key(layout)], **changes)
+            for layout, changes in fields.items()
         }
-        return replace(self, cells={**self.cells, **changed})
+        return replace(self, cells={**self.cells, **cells})
 
     def may_lack(self, unread: Where) -> Row:
         """This row, absent or unread in the layers that ``unread`` picks."""

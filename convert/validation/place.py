@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-OUTSIDE = "outside the layers"
-
 _LAYER = re.compile(r"(?:^|[./_])layers?[._/]([0-9]{1,9})[./]")
 # What the last keys of a name say about how values are stored, not about which module it is.
 _LEAVES = ("weight", "kernel", "scale", "w", "value")
